@@ -1,0 +1,25 @@
+# guiloop: closed-loop rollouts of GUI world models, their scores, and the training of a visual coder.
+#
+#   results/rollouts/{model}/{setting}/{task}/step_{k}/…   every step's screen, action and prediction
+#   results/rollouts/{model}/{setting}/rollout_results.json   the row as GUI-CC's evaluator reads it
+#   results/logs/…                                            one log per job that had something to say, progress.log
+#
+#   snakemake --cores 8 --config model=browser
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+include: "rules/common.smk"
+include: "rules/rollout.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rollout_targets,
+
+
+rule rollouts:
+    input:
+        rollout_targets,

@@ -1,0 +1,309 @@
+"""One invocation of the workflow: where the domain meets Snakemake.
+
+Answers the rules' questions (inputs, identities), decides which inputs count as unchanged, runs a job's work with its log,
+and does what is due before the first job and after the last. Only this module and `rules/` know Snakemake. It uses three
+names that Snakemake does not promise to keep: ``workflow.dag.forcefiles``, ``scheduler.job_rate_limiter`` and the local
+executor's thread pool; the version is pinned, and tests/workflow fails when one of them is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snakemake.io import ancient
+from snakemake.logging import logger
+
+from . import act, predict, rollout_results, trajectory
+from .chain import (
+    act_identity,
+    first_stale,
+    position_name,
+    predict_identity,
+    read_record,
+    results_hold,
+    step_folder,
+    trajectory_identity,
+)
+from .config import Config
+from .failures import Failure, InfrastructureFailure, InvalidInput
+from .identity import digest
+from .locks import TargetLocks
+from .plan import ROLLOUTS, Row, Rows
+from .progress import Progress
+from .records import read_json, write_bytes, write_json
+from .tasks import Task
+
+LOGS = Path("results/logs")
+
+
+class Run:
+    """See the module. `workflow` is Snakemake's workflow object."""
+
+    def __init__(self, config: Config, workflow: Any) -> None:
+        self.config = config
+        self.workflow = workflow
+        self.rows = Rows(config)
+        self.progress: Progress | None = None
+        self.locks = TargetLocks(".snakemake/guiloop.locks")
+        self._stale: dict[Path, int | None] = {}
+        # A waiting job claims no core, so something else must bound how many wait at a time.
+        workflow.global_resources["tasks_in_flight"] = config.tasks_in_flight
+
+    # --- what the rules ask -------------------------------------------------------------------------------------------
+
+    def rollout_targets(self) -> list[str]:
+        return [str(row.folder / "rollout_results.json") for row in self.rows]
+
+    def screen_before(self, w: Any) -> str:
+        row, task, step = self._step(w)
+        if step == 0:
+            return str(ancient(str(task.image)))
+        before = step_folder(row.folder / task.task_id, step - 1) / "prediction.json"
+        return self._link(row, task, before, 2 * step)
+
+    def action_before(self, w: Any) -> str:
+        row, task, step = self._step(w)
+        return self._link(row, task, step_folder(row.folder / task.task_id, step) / "action.json", 2 * step + 1)
+
+    def last_prediction(self, w: Any) -> str:
+        row, task = self._task(w)
+        last = step_folder(row.folder / task.task_id, task.step_budget - 1) / "prediction.json"
+        return self._link(row, task, last, 2 * task.step_budget)
+
+    def trajectories(self, w: Any) -> list[str]:
+        row = self.rows.get(w.model, w.setting)
+        files = [str(row.folder / task.task_id / "trajectory.json") for task in row.tasks]
+        if all(self._first_stale(row, task) is None for task in row.tasks):
+            if results_hold(row):
+                return [ancient(file) for file in files]
+            self.workflow.dag.forcefiles.add(str(row.folder / "rollout_results.json"))
+        return files
+
+    def act_identity(self, w: Any) -> str:
+        return act_identity(*self._step(w))
+
+    def predict_identity(self, w: Any) -> str:
+        return predict_identity(*self._task(w))
+
+    def trajectory_identity(self, w: Any) -> str:
+        return trajectory_identity(*self._task(w))
+
+    def row_identity(self, w: Any) -> str:
+        return digest(self.rows.get(w.model, w.setting).run)
+
+    def _task(self, w: Any) -> tuple[Row, Task]:
+        row = self.rows.get(w.model, w.setting)
+        return row, row.task(w.task)
+
+    def _step(self, w: Any) -> tuple[Row, Task, int]:
+        row, task = self._task(w)
+        step = int(w.step)
+        if step >= task.step_budget:
+            raise InvalidInput(
+                "target", w.task, f"a step from 000 to {task.step_budget - 1:03d}", w.step, f"step_{task.step_budget - 1:03d}"
+            )
+        return row, task, step
+
+    # --- which jobs must run ------------------------------------------------------------------------------------------
+
+    def _link(self, row: Row, task: Task, file: Path, position: int) -> str:
+        """An input inside a chain: `ancient` (its file time ignored) while everything up to `position` holds."""
+        stale = self._first_stale(row, task)
+        return str(file) if stale is not None and position >= stale else ancient(str(file))
+
+    def _first_stale(self, row: Row, task: Task) -> int | None:
+        """Position of the task's first job that must run; tells Snakemake to run it, whatever the file times say.
+
+        From there on inputs are ordinary, so Snakemake runs all that follows in this task, and nothing else.
+        """
+        folder = row.folder / task.task_id
+        if folder not in self._stale:
+            found = first_stale(row, task)
+            forced = self._forced(row, task)
+            position = min((p for p in (found, forced) if p is not None), default=None)
+            if position is not None:
+                self.workflow.dag.forcefiles.add(str(folder / position_name(task, position)))
+            self._stale[folder] = position
+        return self._stale[folder]
+
+    def _forced(self, row: Row, task: Task) -> int | None:
+        """The first position that ``--forcerun`` names, by rule or by file."""
+        dag = self.workflow.dag
+        rules = {rule.name for rule in dag.forcerules}
+        if "act" in rules:
+            return 0
+        if "predict" in rules:
+            return 1
+        folder = f"{row.folder / task.task_id}/"
+        files = {file.removeprefix(folder) for file in map(str, dag.forcefiles) if file.startswith(folder)}
+        if files:
+            for position in range(2 * task.step_budget):
+                if position_name(task, position) in files:
+                    return position
+        return 2 * task.step_budget if "trajectory.json" in files or "trajectory" in rules else None
+
+    # --- jobs ---------------------------------------------------------------------------------------------------------
+
+    def act(self, w: Any, output: Any, log: Any) -> None:
+        row, task, step = self._step(w)
+        self._job(output[0], log[0], lambda: act.main(row, task, step, Path(output[0])))
+
+    def predict(self, w: Any, output: Any, log: Any) -> None:
+        row, task, step = self._step(w)
+        self._job(output[0], log[0], lambda: predict.main(row, task, step, Path(output[0])))
+        if self.progress:
+            record = read_record(Path(output[0]))
+            self.progress.step_done(record["failure"]["code"] if record["status"] == "failed" else None)
+
+    def trajectory(self, w: Any, output: Any, log: Any) -> None:
+        row, task = self._task(w)
+        reason = self._job(output[0], log[0], lambda: trajectory.main(row, task, Path(output[0])))
+        if self.progress:
+            self.progress.task_done(f"{row.model}/{row.setting}/{task.task_id}", reason)
+
+    def rollout_results(self, w: Any, output: Any, log: Any) -> None:
+        row = self.rows.get(w.model, w.setting)
+        self._job(output[0], log[0], lambda: rollout_results.main(row, Path(output[0])))
+
+    def _job(self, target: str, log: str, work: Callable[[], str]) -> str:
+        """Runs a job's work; what goes wrong is written to its log and counted, then raised for Snakemake."""
+        name = target.removeprefix(f"{ROLLOUTS}/")
+        if self.progress is None:  # a job in a process of its own, without the default profile
+            return work()
+        try:
+            with self.progress.running(name):
+                status = work()
+        except Exception as error:
+            failure = error if isinstance(error, Failure) else None
+            code = failure.code if failure else type(error).__name__
+            message = failure.message if failure else str(error)
+            self.progress.job_failed(target, code, message)
+            text = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {target}\n{code}: {message}\n"
+            if failure and failure.detail:
+                text += json.dumps(failure.detail, indent=1, ensure_ascii=False, default=str) + "\n"
+            if failure is None:
+                text += traceback.format_exc()
+            write_bytes(log, text.encode())
+            raise
+        self.progress.job_mended(target)
+        return status
+
+    # --- before the first job and after the last ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Refuses what cannot succeed, before anything is spent. Raises InvalidInput or InfrastructureFailure."""
+        jobs = list(self.workflow.dag.needrun_jobs())
+        write_bytes(LOGS / ".writable", b"")  # a full or read-only results folder shows here, not after an hour
+        self.locks.acquire(sorted({_lock_name(str(file)) for job in jobs for file in job.output}))
+        rollouts = [job for job in jobs if job.rule.name in ("act", "predict", "trajectory")]
+        rows = {id(row): row for row in (self.rows.get(j.wildcards.model, j.wildcards.setting) for j in rollouts)}
+        for row in rows.values():
+            self._claim(row)
+        problems = []
+        for row in rows.values():
+            for part in (row.planner, row.world):
+                problems += [problem for problem in part.preflight() if problem not in problems]
+        if problems:
+            raise InfrastructureFailure("preflight", "this run cannot succeed here:\n  - " + "\n  - ".join(problems))
+        self._tune_scheduler()
+        names = Counter(job.rule.name for job in rollouts)
+        steps = sum(task.step_budget for row in self.rows for task in row.tasks)
+        tasks = sum(len(row.tasks) for row in self.rows)
+        steps, tasks = max(steps, names["predict"]), max(tasks, names["trajectory"])
+        self.progress = Progress(
+            LOGS / "progress.log", steps, steps - names["predict"], tasks, tasks - names["trajectory"]
+        )
+        for note in self.rows.notes:
+            self.progress.event(note)
+            print(note, file=sys.stderr)
+        self.progress.start()
+
+    def _claim(self, row: Row) -> None:
+        """A row's folder holds one track: refuses to overwrite recorded-action results with planned ones and back."""
+        path = row.folder / "row.json"
+        mine = {"schema": 1, "record": "row", "track": row.track, "model": row.model, "setting": row.setting}
+        if not path.is_file():
+            write_json(path, mine)
+        elif (there := read_json(path)["track"]) != row.track:
+            planner = "reference" if there == "offline" else "openai"
+            raise InvalidInput(
+                str(path),
+                "planner",
+                f"a planner of the {there} track, whose results lie in {row.folder}",
+                f"{row.planner_name} ({row.track} track)",
+                f"planner: {planner}, or a setting of its own: settings: {{{row.track}: {{planner: {row.planner_name}}}}}",
+            )
+
+    def _tune_scheduler(self) -> None:
+        logger.addFilter(_no_chatter)
+        scheduler = self.workflow.scheduler
+        # Snakemake <= 9.27 arms one timer per scheduling round while a rate limit is set: quadratic in the jobs.
+        scheduler.job_rate_limiter = None
+        for executor in (scheduler._local_executor, scheduler._executor):
+            pool = getattr(executor, "pool", None)
+            if pool is not None:
+                # Sized for cores by Snakemake; a job that waits needs a thread and no core.
+                pool._max_workers = max(pool._max_workers, self.config.tasks_in_flight + executor.workers)
+
+    def finish(self, success: bool) -> None:
+        """Prints what there is, what failed, and how to go on."""
+        self.locks.release()
+        if self.progress is None:
+            return
+        self.progress.stop()
+        text = self.summary(success)
+        self.progress.event("run ends\n" + text)
+        print(text, file=sys.stderr)
+
+    def summary(self, success: bool) -> str:
+        """What there is per row, which targets stopped on infrastructure, and the command that goes on."""
+        lines = []
+        for row in self.rows:
+            ends: Counter[str] = Counter()
+            for task in row.tasks:
+                path = row.folder / task.task_id / "trajectory.json"
+                if first_stale(row, task) is None:
+                    record = read_record(path)
+                    ends[record["error"] or record["end_reason"]] += 1
+            label = f"{row.model}/{row.setting}" + (f" (partial: {len(row.tasks)} of {row.total_tasks} tasks)" if row.partial else "")
+            counts = ", ".join(f"{reason} {n}" for reason, n in sorted(ends.items())) or "none"
+            lines.append(f"{label}: {sum(ends.values())} of {len(row.tasks)} tasks complete ({counts})")
+            if success:
+                lines.append(f"  results: {row.folder}/rollout_results.json")
+        failed = list(self.progress.infrastructure.values()) if self.progress else []
+        if failed:
+            lines.append(f"{len(failed)} targets stopped on infrastructure; everything else is kept:")
+            lines += [f"  {job.target}\n    {job.code}: {job.message}" for job in failed[:20]]
+            if len(failed) > 20:
+                lines.append(f"  … and {len(failed) - 20} more, see {LOGS}/progress.log")
+        if not success:
+            lines.append(f"Logs: {LOGS}/. To go on where this run stopped, repeat the command:\n  {command()}")
+        return "\n".join(lines)
+
+
+def _no_chatter(record: logging.LogRecord) -> bool:
+    """Drops Snakemake's message per job and per scheduling round; the progress line says it better."""
+    event = str(getattr(record, "event", "")).rpartition(".")[2].lower()
+    if event in ("job_info", "job_finished", "job_started", "progress"):
+        return False
+    return not record.getMessage().startswith(("Select jobs to execute", "Execute "))
+
+
+def command() -> str:
+    """The command line of this run, ready to paste."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _lock_name(file: str) -> str:
+    """What is locked for an output: its task's folder for a rollout's files, else the file itself."""
+    parts = Path(file).parts
+    return "/".join(parts[:5]) if parts[:2] == ROLLOUTS.parts and len(parts) > 5 else file
