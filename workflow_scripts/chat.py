@@ -249,6 +249,7 @@ class ChatClient:
         extra = {name: value for name, value in body.items() if name not in known}
         # The library's time-out is one between two bytes; a server that drips bytes would hold us for ever.
         timeout = httpx2.Timeout(self.timeout_s, connect=min(self.timeout_s, 30.0))
+        sent_headers: dict[str, Any] = {**({} if key else {"Authorization": openai.Omit()}), **(headers or {})}
         started = time.monotonic()
 
         def outcome(
@@ -258,7 +259,7 @@ class ChatClient:
 
         try:
             with client.chat.completions.with_streaming_response.create(
-                **arguments, extra_body=extra or None, extra_headers=dict(headers or {}), timeout=timeout
+                **arguments, extra_body=extra or None, extra_headers=sent_headers, timeout=timeout
             ) as response:
                 status, request_id = response.status_code, response.headers.get("x-request-id")
                 data = bytearray()
@@ -290,7 +291,8 @@ class ChatClient:
         chance = random.Random(seed_of("chat", *retry_seed, tried)).random()
         if fault.retry_after_s:
             # A little later than asked, so that many waiting threads do not come back in the same instant.
-            return min(fault.retry_after_s, MAX_RETRY_AFTER_S) + chance * min(1.0, fault.retry_after_s / 10)
+            asked = min(fault.retry_after_s, MAX_RETRY_AFTER_S)
+            return asked + chance * min(1.0, asked / 10)
         full = min(MAX_BACKOFF_S, self.backoff_s * 2.0 ** min(tried - 1, 30))
         return full * (0.5 + 0.5 * chance)
 
@@ -618,15 +620,15 @@ def _endpoint(base_url: str) -> _Endpoint:
 def _make_client(base_url: str, key: str | None) -> OpenAI:
     import openai
 
-    # At DEBUG the transport logs the headers of replies, in which a server may echo the key.
-    logging.getLogger("httpcore2").setLevel(logging.INFO)
+    # At DEBUG these log headers of replies, in which a server may echo the key; httpx logs every request at INFO.
+    for name, level in (("openai", logging.INFO), ("httpcore2", logging.INFO), ("httpx2", logging.WARNING)):
+        logging.getLogger(name).setLevel(level)
     host = urllib.parse.urlsplit(base_url).hostname
     local = host == "localhost" or host == "::1" or str(host).startswith("127.")
     return openai.OpenAI(
         base_url=base_url,
         api_key=key or "none",
         max_retries=0,
-        default_headers=None if key else {"Authorization": openai.Omit()},  # type: ignore[dict-item]  # as documented
         # A server on this machine is not to be looked for behind a cluster's proxy.
         http_client=openai.DefaultHttpxClient(trust_env=False) if local else None,
     )

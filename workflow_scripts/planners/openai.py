@@ -2,8 +2,8 @@
 
 One request shows the model the current screen in full size, the instruction and a numbered one-line summary of every
 past action, and offers it the function `computer` (tool_choice ``auto``: reasoning models refuse a forced one). A reply
-that is no legal action is asked for again, unchanged but for the seed, until `max_attempts` requests are used up; errors
-of the endpoint count among them and wait as `chat` says. When none is left, the failure is the infrastructure's, because
+that is no legal action is asked for again, unchanged but for the seed, until `max_attempts` requests are used up; the
+endpoint's errors count among them and wait as `chat` says. When none is left, the failure is the infrastructure's, as
 the planner is not what is being compared.
 
 Left out: past screens and past thoughts (GUI-CC's agent has neither), tool calls written into the text of a reply by
