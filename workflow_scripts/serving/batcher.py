@@ -1,8 +1,8 @@
 """The queue in front of a pipeline: which waiting requests run as one call. Pure apart from a lock and the clock.
 
 Requests of one group (equal sizes and settings) may share a call; everything else waits its turn. Order is start-time
-fair queueing over tasks (Goyal, Vin, Cheng 1996) with unit cost: a task that floods the queue only delays itself, and the
-ticket that stands first is always in the next call, so no task and no group starves.
+fair queueing over tasks (Goyal, Vin, Cheng 1996) with unit cost: a task that floods the queue only delays itself, and
+the ticket that stands first is always in the next call, so no task and no group starves.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class Batcher:
     def take(self, timeout_s: float) -> list[Ticket]:
         """The next call's rows, first-in-line first; empty after `timeout_s` without a request.
 
-        Where other tasks were active lately it waits a moment for their next requests: a tenth of one row's time, at most
-        a quarter of a second.
+        Where other tasks were active lately it waits a moment for their next requests: a tenth of one row's time, at
+        most a quarter of a second.
         """
         with self._ready:
             if not self._ready.wait_for(lambda: bool(self._waiting), timeout_s):

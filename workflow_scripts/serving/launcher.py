@@ -1,9 +1,10 @@
 """Starts model servers on first need, shares them, and finds them again. Client side: no torch, nothing resident.
 
-One server per model and device slot on a node. Whoever needs one first starts it, under a lock that dies with its holder;
-everybody else of this user on this node shares it. A server lives on by its users' leases (`leases`): when the last of
-them is gone, killed ones included, it goes within seconds, and when it is idle it goes too. A dead server is started
-again by the next request. Servers speak HTTP on a Unix socket in a private folder, with a token of their own.
+One server per model and device slot on a node. Whoever needs one first starts it, under a lock that dies with its
+holder; everybody else of this user on this node shares it. A server lives on by its users' leases (`leases`): when
+the last of them is gone, killed ones included, it goes within seconds, and when it is idle it goes too. A dead server
+is started again by the next request. Servers speak HTTP on a Unix socket in a private folder, with a token of their
+own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ TAIL_LINES = 30
 class Slot:
     """A device, or a group of devices, that holds one copy of a model.
 
-    `name` is the same for everybody on the node (a GPU's UUID, where it is a GPU); `environment` confines the server to it.
+    `name` is the same for everybody on the node (a GPU's UUID, where it is a GPU); `environment` confines the server
+    to it.
     """
 
     name: str
@@ -217,7 +219,7 @@ def _watch_start(spec: ServerSpec, slot: Slot, folder: Path, deadline: float) ->
 
 
 def _make_room(slot: Slot, folder: Path, deadline: float) -> bool:
-    """Asks this user's other servers on the slot to go as soon as they are idle; waits for one. False if there is none."""
+    """Asks this user's other servers on the slot to go once they are idle; waits for one. False if there is none."""
     while time.monotonic() < deadline:
         others = [
             record
@@ -308,13 +310,13 @@ def _health(record: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _transport_error() -> type[Exception]:
-    import httpx
+    import httpx2
 
-    return httpx.TransportError
+    return httpx2.TransportError
 
 
 def _raise_if_failed(folder: Path, since: float) -> None:
-    """Raises the failure of a start that ended while this caller waited for it, so that N waiters do not try N times."""
+    """Raises the failure of a start that this caller waited for, so that N waiters do not try N times."""
     path = folder / "failure.json"
     if _process(folder) is None and path.exists() and path.stat().st_mtime > since and (failure := _read(path)):
         raise _fail(folder, failure["code"], failure["message"])

@@ -35,7 +35,8 @@ def lives(record: dict[str, Any]) -> bool:
 
     try:
         found = psutil.Process(int(record["pid"]))
-        return abs(found.create_time() - float(record["born"])) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
+        alive: bool = abs(found.create_time() - float(record["born"])) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
+        return alive
     except (psutil.NoSuchProcess, KeyError, TypeError, ValueError):
         return False
 

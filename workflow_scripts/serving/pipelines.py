@@ -1,8 +1,8 @@
 """The diffusers families: loading, one call for several rows, and mends of what diffusers 0.42 does not do.
 
-Runs inside the server only (imports torch). Batching, measured: Flux 2, Klein, Kontext and Pix2Pix rows of one call equal
-single calls to 1e-5 of the value range; Qwen-Image-Edit-Plus refuses several prompts and loops. Rows are equal to singles
-within one grey level, not byte for byte. Left out: text-to-image, masks, video, LoRA weights.
+Runs inside the server only (imports torch). Batching, measured: Flux 2, Klein, Kontext and Pix2Pix rows of one call
+equal single calls to 1e-5 of the value range; Qwen-Image-Edit-Plus refuses several prompts and loops. Rows are equal
+to singles within one grey level, not byte for byte. Left out: text-to-image, masks, video, LoRA weights.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Edit:
 class EditPipeline:
     """A loaded pipeline, bound to the thread that loaded it.
 
-    Two threads in one diffusers pipeline give an IndexError or, silently, a wrong image, because the scheduler holds the
-    state of the call in progress.
+    Two threads in one diffusers pipeline give an IndexError or, silently, a wrong image, because the scheduler holds
+    the state of the call in progress.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -126,7 +126,9 @@ def check_device(spec: ServerSpec) -> None:
 
         free = psutil.virtual_memory().available
     elif not torch.cuda.is_available():
-        raise InfrastructureFailure("no_cuda", "torch sees no CUDA device; set `device: cpu` or use a CUDA build of torch")
+        raise InfrastructureFailure(
+            "no_cuda", "torch sees no CUDA device; set `device: cpu` or use a CUDA build of torch"
+        )
     else:
         count = torch.cuda.device_count() if spec.split else 1
         free = sum(torch.cuda.mem_get_info(number)[0] for number in range(count))
@@ -168,7 +170,7 @@ def _load(spec: ServerSpec) -> Any:
         if spec.reference_pixels:
             _set_reference_pixels(spec.reference_pixels)
     if getattr(pipe, "safety_checker", None) is not None:
-        # It blackens what it mistakes; a screenshot needs no such check, and a black screen would be scored as the model's.
+        # It blackens what it mistakes for nudity, and a black screen would be scored as the model's.
         pipe.safety_checker = None
     if spec.split:
         return pipe
@@ -196,9 +198,7 @@ class _RowWise:
             raise ValueError(f"{len(images)} images for {batch_size} rows")
         count = len(images) // batch_size
         stock: Callable[..., tuple[torch.Tensor, torch.Tensor]] = super().prepare_image_latents  # type: ignore[misc]
-        rows = [
-            stock(images[row * count : (row + 1) * count], 1, None, device, dtype) for row in range(batch_size)
-        ]
+        rows = [stock(images[row * count : (row + 1) * count], 1, None, device, dtype) for row in range(batch_size)]
         return torch.cat([latents for latents, _ in rows]), torch.cat([ids for _, ids in rows])
 
 
@@ -211,8 +211,8 @@ def row_wise(pipe: Any) -> Any:
 def pass_token_types(pipe: Any) -> Any:
     """Hands mm_token_type_ids to the Qwen2.5-VL encoder; returns the hook's handle.
 
-    diffusers 0.42.1 does not (huggingface/diffusers issue 14194), and transformers >= 5 then silently counts positions as
-    if the images were text.
+    diffusers 0.42.1 does not (huggingface/diffusers issue 14194), and transformers >= 5 then silently counts
+    positions as if the images were text.
     """
 
     def add(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -238,7 +238,8 @@ def declare_torchvision_operators() -> None:
     """Lets the package index's torchvision (a CUDA build) import beside a CPU torch: call it before transformers.
 
     Its Python half registers fakes for two operators of its compiled half, which cannot load there. Declaring them is
-    enough for every image processor; nms and decoding do not work. Does nothing beside a CUDA torch or a +cpu torchvision.
+    enough for every image processor; nms and decoding do not work. Does nothing beside a CUDA torch or a +cpu
+    torchvision.
     """
     if _vision_operators or torch.version.cuda is not None:
         return
@@ -312,5 +313,3 @@ def _pictures(values: np.ndarray[Any, Any]) -> list[Image.Image]:
     if not np.isfinite(values).all():
         raise ModelFailure("not_finite", "the pipeline produced values that are no numbers")
     return [Image.fromarray((value * 255).round().astype(np.uint8)) for value in values]
-
-

@@ -2,15 +2,15 @@
 
     python -m workflow_scripts.serving.server FOLDER      (FOLDER holds spec.json)
 
-- `POST /v1/images/edits`: multipart `image[]` (or `image`), `prompt`, `size` ("WxH"), `seed`, `extra` (JSON: task, steps,
-  guidance, true_cfg, negative_prompt, image_guidance); answers `{"data": [{"b64_json": PNG}]}`.
+- `POST /v1/images/edits`: multipart `image[]` (or `image`), `prompt`, `size` ("WxH"), `seed`, `extra` (JSON: task,
+  steps, guidance, true_cfg, negative_prompt, image_guidance); answers `{"data": [{"b64_json": PNG}]}`.
 - `GET /health`: 200 once a warm-up generation has succeeded, 503 with the phase before; names what is loaded.
 - `GET /metrics`: Prometheus text.
 - `POST /quit`: goes, if nothing waits or runs.
 
-Every request carries the token that server.json holds (mode 0600). Threads: the event loop answers HTTP; one thread loads
-the pipeline and is the only one ever to call it; one watches over leases (who still needs the server), idle time and a
-call that got stuck. The process goes by `os._exit`, because a CUDA call in progress cannot be interrupted.
+Every request carries the token that server.json holds (mode 0600). Threads: the event loop answers HTTP; one thread
+loads the pipeline and is the only one ever to call it; one watches over leases (who still needs the server), idle
+time and a call that got stuck. The process goes by `os._exit`, because a CUDA call in progress cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Server:
         self.phase = "importing"
         self.loaded: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
-        self.started = self.last_request = time.monotonic()
+        self.started = self.last_request = self.ready_since = time.monotonic()
 
     # ------------------------------------------------------------------ the pipeline's thread
 
@@ -82,6 +82,7 @@ class Server:
             pipeline = self._load()
         except Exception as error:
             self._give_up(error)
+        self.ready_since = time.monotonic()
         self.phase = "ready"
         log.info("ready after %.1f s: %s", time.monotonic() - self.started, self.loaded)
         while True:
@@ -202,7 +203,8 @@ class Server:
             return _error(422 if isinstance(result, ModelFailure) else 500, result.kind, result.code, result.message)
         png = await asyncio.to_thread(png_bytes, result)
         self.counts["answered"] += 1
-        return JSONResponse({"created": int(time.time()), "data": [{"b64_json": base64.b64encode(png).decode()}]})
+        data = [{"b64_json": base64.b64encode(png).decode()}]
+        return JSONResponse({"created": int(time.time()), "data": data, "served_by": self.loaded})
 
     async def _edit(self, form: FormData) -> tuple[str, Edit]:
         """The request as a row. Raises BadRequest."""
@@ -338,9 +340,9 @@ class Server:
                 alone_since = now
             elif now - alone_since > LEASE_GRACE_S:
                 self.leave("nobody is left who uses it", 0)
-            if self.phase == "ready" and not self.batcher.pending and now - self.last_request > self.spec.idle_s:
-                if now - self.started > self.spec.idle_s:
-                    self.leave(f"idle for {self.spec.idle_s:.0f} s", 0)
+            idle = now - max(self.last_request, self.ready_since)
+            if self.phase == "ready" and not self.batcher.pending and idle > self.spec.idle_s:
+                self.leave(f"idle for {self.spec.idle_s:.0f} s", 0)
             if self.batcher.running_s > self.spec.timeout_s:
                 self.leave(f"a call has run for more than {self.spec.timeout_s:.0f} s", 5)
 

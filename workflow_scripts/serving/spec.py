@@ -39,10 +39,12 @@ class ServerSpec:
         weights: hub id or folder in diffusers layout.
         revision: commit, tag or branch of the hub id; None for its default branch. Not used for a folder.
         dtype: of weights and activations.
-        offload: `none` keeps all on the device, `model` moves one component at a time, `sequential` one layer at a time.
+        offload: `none` keeps all on the device, `model` moves one component at a time, `sequential` one layer at a
+            time.
         device: `cuda` or `cpu`.
         split: spread one pipeline over all devices of the slot.
-        reference_pixels: area that Qwen-Image-Edit scales its input images to; None keeps the pipeline's own (1024 × 1024).
+        reference_pixels: area that Qwen-Image-Edit scales its input images to; None keeps the pipeline's own (1024 ×
+            1024).
         max_pixels: largest area of a generated image; the warm-up on CUDA runs at it.
         batch_size: most rows in one call.
         max_queue: most requests that wait; beyond it the server answers 503.
@@ -83,25 +85,31 @@ class ServerSpec:
 def _code_digest() -> str:
     """Digest of the server's own sources: after an update no run is served by a process of the old code."""
     folder = Path(__file__).parent
-    return identity.digest([identity.file_digest(folder / f"{n}.py") for n in ("server", "batcher", "pipelines", "spec")])
+    return identity.digest(
+        [identity.file_digest(folder / f"{n}.py") for n in ("server", "batcher", "pipelines", "spec")]
+    )
 
 
-def generation_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """Size to generate a `width` × `height` frame at: same shape, multiples of 16, at most `max_pixels`, at least 64.
+def generation_size(width: int, height: int, max_pixels: int, min_pixels: int = 0) -> tuple[int, int]:
+    """Size to generate a `width` × `height` frame at: same shape, multiples of 16, sides of at least 64.
 
-    Like GUI-CC's rule (floor to 16, then scale under the cap), but scaled before it is floored, which keeps the shape
-    closer.
+    The area is scaled into `min_pixels` … `max_pixels` first and the sides rounded after (down under the upper bound,
+    up over the lower one), which keeps the shape closer than GUI-CC's order (floor to 16, then scale).
     """
     scale = min(1.0, math.sqrt(max_pixels / (width * height)))
+    up = width * height * scale**2 < min_pixels
+    if up:
+        scale = math.sqrt(min_pixels / (width * height))
 
     def side(length: int) -> int:
-        return max(64, int(length * scale) // SIZE_MULTIPLE * SIZE_MULTIPLE)
+        multiples = length * scale / SIZE_MULTIPLE
+        return max(64, SIZE_MULTIPLE * (math.ceil(multiples - 1e-9) if up else int(multiples + 1e-9)))
 
     return side(width), side(height)
 
 
 def folder_of(weights: str, revision: str | None) -> Path | None:
-    """Where the weights lie on this machine: the folder itself or the hub cache's snapshot; None if neither is there."""
+    """Where the weights lie on this machine: the folder itself or the hub cache's snapshot, None if neither exists."""
     path = Path(weights).expanduser()
     if path.is_dir():
         return path
@@ -124,22 +132,28 @@ def missing_weights(weights: str, revision: str | None) -> list[str]:
     folder = folder_of(weights, revision)
     if folder is None:
         if _is_path(weights):
-            return [f"weights: there is no folder {weights}; set `weights:` to a folder in diffusers layout or a hub id"]
+            return [
+                f"weights: there is no folder {weights}; set `weights:` to a folder in diffusers layout or a hub id"
+            ]
         pin = f" --revision {revision}" if revision else ""
+        mend = f"run `hf download {weights}{pin}` or set `weights:` to a folder that holds it"
         return [
-            f"weights: {weights}{pin and f' at {revision}'} is not in this machine's Hugging Face cache; run "
-            f"`hf download {weights}{pin}` or set `weights:` to a folder that holds it"
+            f"weights: {weights}{pin and f' at {revision}'} is not in the Hugging Face cache of this machine; {mend}"
         ]
     index = folder / "model_index.json"
     if not index.is_file():
         return [f"weights: {folder} has no model_index.json; set `weights:` to a folder in diffusers layout"]
     absent = [part for part in _components(index) if not (folder / part).is_dir()]
     for part in _components(index):
+        if (folder / part / "config.json").is_file() and not any((folder / part).glob("*.safetensors")):
+            absent.append(f"{part}/*.safetensors")
         for shards in (folder / part).glob("*.safetensors.index.json"):
             names = set(json.loads(shards.read_text())["weight_map"].values())
             absent += [f"{part}/{name}" for name in sorted(names) if not (folder / part / name).is_file()]
     if absent:
-        return [f"weights: {folder} lacks {', '.join(absent[:5])}{' …' if len(absent) > 5 else ''}; fetch the rest of it"]
+        return [
+            f"weights: {folder} lacks {', '.join(absent[:5])}{' …' if len(absent) > 5 else ''}; fetch the rest of it"
+        ]
     return []
 
 
