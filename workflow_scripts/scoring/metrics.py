@@ -1,12 +1,13 @@
 """How close a predicted next screen is to the true one, without any API or weights.
 
 Every metric lies in [0, 1], 1 is best, and each is reported beside what a *copy of the previous screen* would have
-scored: one step changes little of a screen (a median of 2 % on MiniWoB++), so a copy earns .89 in SSIM while a true next
-screen that is two pixels off earns .59. `change_aware` is made for that: a copy earns 0 there. Transitions in which the
-true screen does not change are flagged (`changed` is False), carry no change metrics and are scored apart by `stay`.
+scored: one step changes little of a screen (a median of 2 % on MiniWoB++), so a copy earns .89 in SSIM while a true
+next screen that is two pixels off earns .59. `change_aware` is made for that: a copy earns 0 there. Transitions in
+which the true screen does not change are flagged (`changed` is False), carry no change metrics and are scored apart by
+`stay`.
 
-Frames are uint8 arrays (H, W, 3), RGB; a prediction of another size is resized to the true screen's. All metrics work on
-frames shrunk to at most `MAX_EDGE` pixels along their longest edge. Left out: LPIPS and other learned metrics, whose
+Frames are uint8 arrays (H, W, 3), RGB; a prediction of another size is resized to the true screen's. All metrics work
+on frames shrunk to at most `MAX_EDGE` pixels along their longest edge. Left out: LPIPS and other learned metrics, whose
 weights no package ships (`features` has the learned ones), and the DOM: predictions of image models have none.
 """
 
@@ -26,6 +27,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chain import to_rgb
 from ..failures import InfrastructureFailure
 from ..identity import bytes_digest
 from ..records import read_json, write_json
@@ -72,10 +74,7 @@ def decode_frame(data: bytes, name: str = "frame") -> Frame:
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            if "A" in image.getbands() or "transparency" in image.info:
-                rgba = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba)
-            return np.asarray(image.convert("RGB"))
+            return np.asarray(to_rgb(image))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError and struct.error for broken files
         raise InfrastructureFailure("frame_unreadable", f"{name} is no image: {error}", path=name) from error
 
@@ -97,8 +96,8 @@ def ms_ssim(true: Frame, predicted: Frame) -> float:
     """Multi-scale SSIM: ∏ mean(cs_j)^w_j over halved scales, the last one with its luminance term; negatives are 0.
 
     Weights .0448, .2856, .3001, .2363, .1333. Source: Wang, Simoncelli, Bovik 2003, doi:10.1109/ACSSC.2003.1292216.
-    Scales whose shorter side is under 11 pixels are left out and the weights made to sum to 1. Takes two (H, W, 3) uint8
-    frames of one size; returns a float in [0, 1].
+    Scales whose shorter side is under 11 pixels are left out and the weights made to sum to 1. Takes two (H, W, 3)
+    uint8 frames of one size; returns a float in [0, 1].
     """
     a, b = _gray(true), _gray(predicted)
     scales = 1
@@ -126,7 +125,8 @@ def edges(true: Frame, predicted: Frame) -> float:
 def text(true: Sequence[str], predicted: Sequence[str]) -> float:
     """F1 of the two bags of words, lower-cased, whichever line they stand in; 1 when both are empty.
 
-    Fooled by a heap of the right words; read it beside `ssim` or `edges`. Takes lines of text; returns a float in [0, 1].
+    Fooled by a heap of the right words; read it beside `ssim` or `edges`. Takes lines of text; returns a float in [0,
+    1].
     """
     return _bag_f1(_words(true), _words(predicted))
 
@@ -134,9 +134,9 @@ def text(true: Sequence[str], predicted: Sequence[str]) -> float:
 def stay(true: Frame, predicted: Frame) -> float:
     """How well a screen that should not change was kept: structure similarity, weighted by structure.
 
-    Σ w·s / Σ w with s the SSIM averaged over R, G, B and w = min(max(σ²true, σ²predicted), 400) + 1, so that plain areas
-    hardly count and a blank screen scores near 0; displacements of up to `SHIFT` pixels are forgiven. Own definition.
-    Takes two (H, W, 3) uint8 frames of one size; returns a float in [0, 1].
+    Σ w·s / Σ w with s the SSIM averaged over R, G, B and w = min(max(σ²true, σ²predicted), 400) + 1, so that plain
+    areas hardly count and a blank screen scores near 0; displacements of up to `SHIFT` pixels are forgiven. Own
+    definition. Takes two (H, W, 3) uint8 frames of one size; returns a float in [0, 1].
     """
     everywhere = np.ones(true.shape[:2], bool)
     return _kept(true, _aligned(true, predicted, everywhere), everywhere)
@@ -172,10 +172,11 @@ def change_aware(previous: Frame, true: Frame, predicted: Frame, change: Change,
 
     Harmonic mean 2·made·kept / (made + kept) of
 
-    - made: how much of the step from a copy to the truth was taken inside the truly changed region R: the geometric mean
-      of max(0, (s(p) - s(c)) / (1 - s(c))) and max(0, 1 - e(p) / e(c)), where p is the prediction, c the copy, s the
-      structure-weighted similarity of `stay` within R and e the mean absolute error, after a blur of σ = 1.5, within R.
-      Where text was read, `words` (see `text_change`) replaces it if larger: the right words in another font count;
+    - made: how much of the step from a copy to the truth was taken inside the truly changed region R: the geometric
+      mean of max(0, (s(p) - s(c)) / (1 - s(c))) and max(0, 1 - e(p) / e(c)), where p is the prediction, c the copy, s
+      the structure-weighted similarity of `stay` within R and e the mean absolute error, after a blur of σ = 1.5,
+      within R. Where text was read, `words` (see `text_change`) replaces it if larger: the right words in another font
+      count;
     - kept: `stay` outside R. Where less than 5 % of the screen lies outside R, made alone is the score.
 
     Prediction and copy are both first moved by up to `SHIFT` pixels to fit the true screen best. Own definition, after
@@ -197,9 +198,10 @@ def changed_iou(previous: Frame, true: Frame, predicted: Frame, change: Change) 
     """Whether the right part changed: intersection over union of the truly and the predictedly changed region.
 
     A pixel changes where a channel differs by more than 2·`NOTICEABLE` from the previous screen after a blur of σ = 1.5
-    (so that the noise of an image model is no change); both regions are grown by 3 pixels; the prediction is first moved
-    by up to `SHIFT` pixels to fit the true screen. Where the blur hides the true change, the unblurred one is taken. Says
-    nothing on *how* it changed. A copy scores 0, the true screen 1. Shapes as in `change_aware`; returns a float in [0, 1].
+    (so that the noise of an image model is no change); both regions are grown by 3 pixels; the prediction is first
+    moved by up to `SHIFT` pixels to fit the true screen. Where the blur hides the true change, the unblurred one is
+    taken. Says nothing on *how* it changed. A copy scores 0, the true screen 1. Shapes as in `change_aware`; returns a
+    float in [0, 1].
     """
     moved = _aligned(true, predicted, np.ones(true.shape[:2], bool))
     smooth_previous, smooth_true, smooth = (_smooth(frame) for frame in (previous, true, moved))
@@ -240,8 +242,8 @@ def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None 
 
     Returns:
         ``{"changed": bool, "changed_area": share, "copies_previous": bool, "resized": bool,
-        "scores": {metric: float | None}, "copy": {metric: float | None}}`` for all of `METRICS`. Change metrics are None
-        where nothing changed, `stay` is None where something did.
+        "scores": {metric: float | None}, "copy": {metric: float | None}}`` for all of `METRICS`. Change metrics are
+        None where nothing changed, `stay` is None where something did.
     """
     if previous.shape != true.shape:
         message = f"the screens before and after the action differ in size: {previous.shape} and {true.shape}"
@@ -356,10 +358,10 @@ def _similarity(a: NDArray[Any], b: NDArray[Any]) -> _Maps:
         return np.asarray(cv2.GaussianBlur(values, (11, 11), 1.5), np.float32)
 
     mean_x, mean_y = blur(x), blur(y)
-    variance_x, variance_y = blur(x * x) - mean_x**2, blur(y * y) - mean_y**2
+    variance_x, variance_y = blur(x * x) - mean_x * mean_x, blur(y * y) - mean_y * mean_y
     covariance = blur(x * y) - mean_x * mean_y
     structure = (2 * covariance + _C2) / (variance_x + variance_y + _C2)
-    luminance = (2 * mean_x * mean_y + _C1) / (mean_x**2 + mean_y**2 + _C1)
+    luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
     return _Maps(luminance * structure, structure, variance_x, variance_y)
 
 
@@ -392,8 +394,8 @@ def _error(true: Frame, candidate: Frame, region: Mask) -> float:
 
 
 def _aligned(true: Frame, candidate: Frame, region: Mask) -> Frame:
-    """`candidate` moved by at most `SHIFT` pixels so that it differs least (squares, grey) from `true` around `region`."""
-    crop = _box(region)
+    """`candidate` moved by at most `SHIFT` pixels so that it differs least (squares, grey) from `true` around
+    `region`.""" crop = _box(region)
     rows, columns = crop
     pad = SHIFT
     framed = cv2.copyMakeBorder(candidate, pad, pad, pad, pad, cv2.BORDER_REPLICATE)
@@ -435,7 +437,9 @@ def _gray(frame: NDArray[Any]) -> NDArray[np.uint8]:
 
 def _half(gray: NDArray[Any]) -> NDArray[np.uint8]:
     height, width = gray.shape[:2]
-    return np.asarray(cv2.resize(gray, (max(width // 2, 1), max(height // 2, 1)), interpolation=cv2.INTER_AREA), np.uint8)
+    return np.asarray(
+        cv2.resize(gray, (max(width // 2, 1), max(height // 2, 1)), interpolation=cv2.INTER_AREA), np.uint8
+    )
 
 
 def _shrunk(frame: Frame) -> Frame:
