@@ -301,7 +301,7 @@ def rap_call(episode: Episode, step: int) -> JudgeCall:
         else action_text(episode.actions[step + 1], track),
     }
     shots = (true[step], true[step + 1], episode.frames[step], episode.frames[step + 1])
-    content = (_prompt("s_rap_user", values), *(_shot(episode, "step", shot) for shot in shots))
+    content: tuple[str | Shot, ...] = (_prompt("s_rap_user", values), *(_shot(episode, "step", shot) for shot in shots))
     return JudgeCall("S_rap", step, _prompt("s_rap_system"), content)
 
 

@@ -44,7 +44,7 @@ SHIFT = 4
 """Largest displacement, in pixels at comparison size, that the change metrics forgive."""
 
 Frame = NDArray[np.uint8]
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 Reader = Callable[[Frame], Sequence[str]]
 """Reads the lines of text on a frame (see `Ocr`)."""
@@ -394,8 +394,8 @@ def _error(true: Frame, candidate: Frame, region: Mask) -> float:
 
 
 def _aligned(true: Frame, candidate: Frame, region: Mask) -> Frame:
-    """`candidate` moved by at most `SHIFT` pixels so that it differs least (squares, grey) from `true` around
-    `region`.""" crop = _box(region)
+    """`candidate` moved by at most `SHIFT` pixels so as to differ least (squares, grey) from `true` around `region`."""
+    crop = _box(region)
     rows, columns = crop
     pad = SHIFT
     framed = cv2.copyMakeBorder(candidate, pad, pad, pad, pad, cv2.BORDER_REPLICATE)
