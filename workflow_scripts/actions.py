@@ -227,9 +227,11 @@ def _point(value: Any, name: str) -> tuple[float, float]:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise InvalidAction("bad_value", f"{name} is {value!r}, not [x, y]")
     for number in value:
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) < math.inf:
             raise InvalidAction("bad_value", f"{name} is {value!r}, not two finite numbers")
-    return float(value[0]), float(value[1])
+    # Far outside any frame is all the same; an integer beyond a float's range would raise.
+    x, y = (max(min(number, 10**9), -(10**9)) for number in value)
+    return float(x), float(y)
 
 
 def _clamp(value: float, size: int) -> int:

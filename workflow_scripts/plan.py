@@ -127,6 +127,7 @@ class Rows:
 
     Args:
         config: the checked configuration.
+        tasks: folder of the task set.
 
     Attributes:
         notes: combinations left out, for a person. A setting with history is left out for a model that does not look at
@@ -135,8 +136,9 @@ class Rows:
     Raises InvalidInput for unknown names, faulty tasks, and where no row is left.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, tasks: Path) -> None:
         self.config = config
+        self.path = tasks
         self.notes: list[str] = []
         self._rows: dict[tuple[str, str], Row] = {}
         self._tasks: dict[Track, list[Task]] = {}
@@ -170,7 +172,7 @@ class Rows:
         planner_row = self.config.planner_row(planner_name)
         track = planner_row.track
         if track not in self._tasks:
-            self._tasks[track] = load_tasks(self.config.tasks, track)
+            self._tasks[track] = load_tasks(self.path, track)
         everything = self._tasks[track]
         config = self.config
         shard = parse_shard(config.shard)

@@ -51,7 +51,10 @@ class Run:
     def __init__(self, config: Config, workflow: Any) -> None:
         self.config = config
         self.workflow = workflow
-        self.rows = Rows(config)
+        # The default task set lies beside the Snakefile, also when the run's directory is another one.
+        beside = Path(str(workflow.basedir)) / config.tasks
+        here = Path(config.tasks).exists() or not beside.exists()
+        self.rows = Rows(config, Path(config.tasks) if here else beside)
         self.progress: Progress | None = None
         self.locks = TargetLocks(".snakemake/guiloop.locks")
         self._stale: dict[Path, int | None] = {}
@@ -63,10 +66,10 @@ class Run:
     def rollout_targets(self) -> list[str]:
         return [str(row.folder / "rollout_results.json") for row in self.rows]
 
-    def screen_before(self, w: Any) -> str:
+    def screen_before(self, w: Any) -> Any:
         row, task, step = self._step(w)
         if step == 0:
-            return str(ancient(str(task.image)))
+            return ancient(str(task.image))
         before = step_folder(row.folder / task.task_id, step - 1) / "prediction.json"
         return self._link(row, task, before, 2 * step)
 
