@@ -231,7 +231,7 @@ class _Checks:
         if not path.is_file():
             self.add("frame_missing", field, f"no file {path}")
             return None
-        reason = _undecodable(path)
+        reason = undecodable(path)
         if reason:
             self.add("frame_unreadable", field, f"{path}: {reason}")
             return None
@@ -243,7 +243,8 @@ def _inside(given: str) -> bool:
     return not pure.is_absolute() and ".." not in pure.parts
 
 
-def _undecodable(path: Path) -> str:
+def undecodable(path: Path) -> str:
+    """Why a file is no PNG that can be decoded; empty if it is one."""
     from PIL import Image
 
     try:
