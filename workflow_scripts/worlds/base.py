@@ -1,7 +1,8 @@
 """What every world model is to the loop: one request in, one predicted screen out.
 
-A world keeps no state between steps: whatever it may look at is in the request, so that any step can be run alone, in any
-process, in any order. Left out: how a family talks to its model (one module each) and which rows exist (`registry`, `rows`).
+A world keeps no state between steps: whatever it may look at is in the request, so that any step can be run alone, in
+any process, in any order. Left out: how a family talks to its model (one module each) and which rows exist (`registry`,
+`rows`).
 """
 
 from __future__ import annotations

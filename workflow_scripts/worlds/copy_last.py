@@ -1,7 +1,7 @@
 """The baseline that predicts no change: the next screen is the current one, byte for byte.
 
-Most of a screen survives an action, so similarity scores rate this prediction high; a model's score means something only
-beside it.
+Most of a screen survives an action, so similarity scores rate this prediction high; a model's score means something
+only beside it.
 """
 
 from __future__ import annotations

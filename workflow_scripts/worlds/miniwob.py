@@ -1,25 +1,27 @@
 """Drives the pages of the PyPI package `miniwob` (MiniWoB++, MIT licence) as a phone-sized application.
 
-The package's files are served by request interception from a made-up origin: no server, no network. An episode is a pure
-function of (page, seed, actions): the random generator is seeded, the page's clock is virtual and moves only by
-`STEP_MS` after each action, CSS transitions are off, and a scroll is waited for until the page has really scrolled. The
-same actions therefore give the same pixels, and page time costs no wall time.
+The package's files are served by request interception from a made-up origin: no server, no network. An episode is a
+pure function of (page, seed, actions): the random generator is seeded, the page's clock stands still but for `STEP_MS`
+after each action, CSS transitions are off, and a scroll is waited for until the page has really scrolled. The same
+actions therefore give the same pixels, and page time costs no wall time.
 
-The page is 160 × 210 CSS pixels, of which the upper 50 are MiniWoB's goal bar. A frame is the 160 × 160 square below it at
-`scale` device pixels per CSS pixel; the instruction reaches an agent as text only. After its end an episode keeps showing
-the page as it was left: MiniWoB's START cover, reward display, click marks and time limit are off.
+The page is 160 × 210 CSS pixels, of which the upper 50 are MiniWoB's goal bar. A frame is the 160 × 160 square below it
+at `scale` device pixels per CSS pixel; the instruction reaches an agent as text only. After its end an episode keeps
+showing the page as it was left: MiniWoB's START cover, reward display, click marks and time limit are off.
 
-A tap is a mouse click: the page's own code knows no touch events. Left out: drags (not in the action vocabulary), native
-popups of single-choice `<select>` lists (Chromium draws them outside the page), and MiniWoB's decay of the reward with time.
+A tap is a mouse click, a scroll a turn of the wheel: the pages know no touch events. Left out: drags (not in the action
+vocabulary), native popups of single-choice `<select>` lists (Chromium draws them outside the page), and MiniWoB's decay
+of the reward with time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import mimetypes
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,8 @@ from ..identity import digest, file_digest
 
 if TYPE_CHECKING:
     from playwright.async_api import Page, Route
+
+    from ..browser.pool import BrowserPool
 
 DRIVER_VERSION = 1
 """Raised whenever the same actions may give other pixels; part of the world's identity."""
@@ -46,8 +50,6 @@ SETTLE_S = 2.0
 """Wall time a scroll is given to arrive; it takes about 10 ms."""
 DEFAULT_SCALE = 3
 
-# Math.random before the seed: setup code that runs at load draws from a fixed sequence.
-_BEFORE_LOAD = "(() => { let s = 1; Math.random = () => (s = s * 16807 % 2147483647) / 2147483647; })()"
 # 1e8 ms is over a day of page time. The cover is replaced only after the start, which needs it.
 _START = """([seed, limit]) => {
   const style = document.createElement('style');
@@ -58,10 +60,11 @@ _START = """([seed, limit]) => {
   core.startEpisodeReal();
   core.startEpisode = () => {};
   document.body.removeEventListener('click', core.canvasDrawClick);
-  for (const id of ['reward-display', 'click-canvas', 'sync-task-cover']) document.getElementById(id).style.display = 'none';
+  for (const id of ['reward-display', 'click-canvas', 'sync-task-cover'])
+    document.getElementById(id).style.display = 'none';
 }"""
 _STATE = "() => ({reward: WOB_RAW_REWARD_GLOBAL, done: WOB_DONE_GLOBAL, reason: WOB_REWARD_REASON})"
-# Chromium scrolls the nearest ancestor that can still move that way. Left on the window: its target and where it will be.
+# Chromium scrolls the nearest ancestor that can still move that way. Left on the window: whether it has arrived.
 _AIM = """([x, y, dx, dy]) => {
   const horizontal = dx != 0, delta = horizontal ? dx : dy;
   const key = horizontal ? 'scrollLeft' : 'scrollTop';
@@ -92,7 +95,7 @@ class Environment:
         example = '"environment": {"kind": "miniwob", "page": "login-user", "seed": 0}'
         if record is None or record.get("kind") != "miniwob":
             found = "no such field" if record is None else record.get("kind")
-            raise InvalidInput(where, "environment.kind", "miniwob (the browser world needs the real page)", found, example)
+            raise InvalidInput(where, "environment.kind", "miniwob (a real page to open)", found, example)
         unknown = sorted(set(record) - {"kind", "page", "seed", "scale"})
         if unknown:
             raise InvalidInput(where, f"environment.{unknown[0]}", "kind, page, seed or scale", unknown[0], example)
@@ -105,10 +108,21 @@ class Environment:
             raise InvalidInput(where, "environment.scale", "a whole number from 1 to 8", scale, example)
         return cls(page, seed, scale)
 
+    def record(self) -> dict[str, Any]:
+        """The ``environment`` field of a task."""
+        return {"kind": "miniwob", "page": self.page, "seed": self.seed, "scale": self.scale}
+
     @property
     def side(self) -> int:
         """Width and height of the frame in pixels."""
         return FRAME_SIDE * self.scale
+
+
+def wrong_scale(where: str, environment: Environment, width: int, height: int) -> InvalidInput:
+    """The refusal of a task whose first screen has another size than the environment's frames."""
+    expected = f"the scale that gives frames of the first screen's size, {width}×{height} pixels"
+    found = f"{environment.scale}, which gives {environment.side}×{environment.side}"
+    return InvalidInput(where, "environment.scale", expected, found, f'"scale": {max(1, width // FRAME_SIDE)}')
 
 
 @functools.cache
@@ -133,8 +147,15 @@ def files_digest() -> str:
     return digest({name: file_digest(path) for name, path in served_files().items()})
 
 
+@contextlib.asynccontextmanager
+async def episode(pool: BrowserPool, environment: Environment) -> AsyncIterator[Episode]:
+    """A new episode in a fresh page of the pool, at its first screen. Use it within ``pool.run``."""
+    async with pool.session(*VIEWPORT, scale=environment.scale, route=serve) as page:
+        yield await Episode.start(page, environment)
+
+
 class Episode:
-    """A running episode on a Playwright page. Made by `start`."""
+    """A running episode on a Playwright page. Made by `start`, mostly through `episode`."""
 
     def __init__(self, page: Page, environment: Environment, instruction: str) -> None:
         self.page = page
@@ -143,11 +164,11 @@ class Episode:
 
     @classmethod
     async def start(cls, page: Page, environment: Environment) -> Episode:
-        """Opens the environment's page on `page`, which must be fresh and of VIEWPORT size at the environment's scale."""
-        await page.route("**/*", _serve)
-        await page.add_init_script(_BEFORE_LOAD)
-        await page.clock.install(time=1_600_000_000)
-        await page.clock.pause_at(1_600_000_001)
+        """Opens the environment's page on a fresh `page` of VIEWPORT size and the environment's scale.
+
+        The page's clock must be paused, its randomness fixed (setup code draws from it before the seed is set), and its
+        requests must go to `serve`: as in a session of the pool.
+        """
         await page.goto(f"{ORIGIN}miniwob/{environment.page}.html")
         await page.evaluate(_START, [str(environment.seed), 10**8])
         await page.clock.run_for(STEP_MS)
@@ -184,13 +205,13 @@ class Episode:
             case _:
                 return False
         await clock.run_for(STEP_MS)
-        if action.type in ("tap", "long_press"):
+        if action.x is not None:
             # What came to lie under the pointer is hovered now, not at a moment of Chromium's choosing.
             await mouse.move(x, y)
         return True
 
     async def _scroll(self, x: float, y: float, direction: str) -> None:
-        """Turns the wheel against the finger's motion by the vocabulary's span and waits until the page has followed."""
+        """Turns the wheel against the finger's motion by the vocabulary's span; waits until the page has followed."""
         span = FRAME_SIDE * SCROLL_SPAN / 1000
         dx, dy = {"up": (0.0, span), "down": (0.0, -span), "left": (span, 0.0), "right": (-span, 0.0)}[direction]
         moves = await self.page.evaluate(_AIM, [x, y, dx, dy])
@@ -205,13 +226,19 @@ class Episode:
         clip = {"x": 0.0, "y": float(GOAL_BAR), "width": float(FRAME_SIDE), "height": float(FRAME_SIDE)}
         return await self.page.screenshot(clip=clip, animations="disabled", caret="hide")  # type: ignore[arg-type]
 
+    @property
+    def browser_version(self) -> str:
+        browser = self.page.context.browser
+        return browser.version if browser else "unknown"
+
     async def state(self) -> dict[str, Any]:
         """The page's own verdict: reward (raw, without decay by time; 1.0 is success), done, reason (or None)."""
         state: dict[str, Any] = await self.page.evaluate(_STATE)
         return state
 
 
-async def _serve(route: Route) -> None:
+async def serve(route: Route) -> None:
+    """Answers a request for one of the package's files; refuses every other."""
     path = served_files().get(route.request.url.removeprefix(ORIGIN).split("?")[0].split("#")[0])
     if path is None:
         await route.abort()
