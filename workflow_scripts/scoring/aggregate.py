@@ -528,8 +528,8 @@ def _cohen(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def rating_level(name: str) -> Literal["nominal", "ordinal"]:
-    """The level at which judges' ratings of this name (see `ratings_of`) are compared: S_ad, S_ele, S_lay are
-    ordinal.""" return "ordinal" if name.startswith(("S_ad", "S_ele_lay")) else "nominal"
+    """The level at which judges' ratings of this name (see `ratings_of`) are compared: that of a scale is ordinal."""
+    return "ordinal" if name.startswith(("S_ad", "S_ele_lay")) else "nominal"
 
 
 def ratings_of(judged: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
