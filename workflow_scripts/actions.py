@@ -1,9 +1,9 @@
 """The closed set of GUI actions, in GUI-CC's vocabulary.
 
 An `Action` validates itself: whoever holds one holds a legal one. Coordinates are pixels of the frame the action was
-decided on, origin top-left. `direction` is the motion of the *finger*: scrolling up moves the content up and brings later
-content into view (AndroidWorld names the motion of the content instead). Left out: AndroidWorld's double tap, free swipe,
-keyboard enter and clear-text, which GUI-CC's action space does not have.
+decided on, origin top-left. `direction` is the motion of the *finger*: scrolling up moves the content up and brings
+later content into view (AndroidWorld names the motion of the content instead). Left out: AndroidWorld's double tap,
+free swipe, keyboard enter and clear-text, which GUI-CC's action space does not have.
 """
 
 from __future__ import annotations

@@ -117,12 +117,13 @@ def read_picture(folder: Path, named: Mapping[str, Any]) -> bytes:
     """The bytes of a picture that a record names. Raises InfrastructureFailure where they are not those recorded."""
     path = folder / named["path"]
     try:
-        data = path.read_bytes()
+        data: bytes = path.read_bytes()
     except OSError as error:
         raise InfrastructureFailure("missing_picture", f"{path}: {error}; delete the record beside it") from error
     if bytes_digest(data) != named["sha256"]:
         raise InfrastructureFailure(
-            "changed_picture", f"{path} is not the picture that its record names; delete that record to have it made again"
+            "changed_picture",
+            f"{path} is not the picture that its record names; delete that record to have it made again",
         )
     return data
 
@@ -181,8 +182,8 @@ def positions(budget: int) -> Iterator[tuple[int, str, int]]:
 def first_stale(row: Row, task: Task) -> int | None:
     """Position of the first record of the chain that is missing or no longer holds, or None when all hold.
 
-    A record holds when it is readable, carries the identity asked for, was made from what the record before it says, and
-    its pictures exist with their recorded size in bytes.
+    A record holds when it is readable, carries the identity asked for, was made from what the record before it says,
+    and its pictures exist with their recorded size in bytes.
     """
     folder = row.folder / task.task_id
     before = task.image_sha256
@@ -241,7 +242,7 @@ def _present(folder: Path, named: Any) -> bool:
     if named is None:
         return True
     try:
-        return os.stat(folder / named["path"]).st_size == named["bytes"]
+        return bool(os.stat(folder / named["path"]).st_size == named["bytes"])
     except (OSError, KeyError, TypeError):
         return False
 
@@ -258,7 +259,11 @@ def verify_row(row: Row) -> list[str]:
             record = _quiet(where / name) or {}
             for key in ("frame", "prediction", "html"):
                 named = record.get(key)
-                if named and (where / named["path"]).is_file() and file_digest(where / named["path"]) != named["sha256"]:
+                if (
+                    named
+                    and (where / named["path"]).is_file()
+                    and file_digest(where / named["path"]) != named["sha256"]
+                ):
                     faults.append(f"{where / named['path']}: not the bytes that {name} names")
     return faults
 

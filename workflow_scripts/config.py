@@ -1,8 +1,9 @@
 """The configuration as typed models, and the errors that a wrong one gets.
 
-Order of precedence: ``config/models.yaml`` and ``config/config.yaml`` (documented defaults), then ``--configfile``, then
-``--config key=value``; mappings are merged key by key, everything else is replaced. Unknown keys are refused. Importable
-without Snakemake. Left out: knobs of the run itself (cores, executor, rerun triggers), which live in ``profiles/``.
+Order of precedence: ``config/models.yaml`` and ``config/config.yaml`` (documented defaults), then ``--configfile``,
+then ``--config key=value``; mappings are merged key by key, everything else is replaced. Unknown keys are refused.
+Importable without Snakemake. Left out: knobs of the run itself (cores, executor, rerun triggers), which live in
+``profiles/``.
 """
 
 from __future__ import annotations
@@ -237,7 +238,7 @@ def _owner(cls: type[BaseModel], location: list[str]) -> tuple[type[BaseModel] |
     field = None
     for part in location:
         if owner is None or part not in owner.model_fields:
-            nested = [c for c in _models_in(field.annotation)] if field is not None else []
+            nested: list[type[BaseModel]] = _models_in(field.annotation) if field is not None else []
             match = [c for c in nested if part in c.model_fields]
             if match:
                 owner, field = match[0], match[0].model_fields[part]

@@ -1,9 +1,10 @@
 """Who is working on what: advisory locks that the kernel drops when their owner dies.
 
-Every target has one byte in a lock file, at an offset hashed from its name; a run locks the bytes of all it is going to
-make (POSIX record locks, ``fcntl``). Disjoint runs share a working directory, overlapping ones are refused, and after
-kill -9 nothing is left to unlock. This is why the default profile switches Snakemake's own locks off (they outlive their
-owner and need ``--unlock``). Limits: POSIX only; on network file systems it is as good as their record locks.
+Every target has one byte in a lock file, at an offset hashed from its name; a run locks the bytes of all it is going
+to make (POSIX record locks, ``fcntl``). Disjoint runs share a working directory, overlapping ones are refused, and
+after kill -9 nothing is left to unlock. This is why the default profile switches Snakemake's own locks off (they
+outlive their owner and need ``--unlock``). Limits: POSIX only; on network file systems it is as good as their record
+locks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """From the configuration to what is to be made: rows (model × setting × repeat), each with its tasks.
 
-Reads task files and hashes prompts; starts, loads and connects to nothing, so that a dry run needs no GPU, key or network.
+Reads task files and hashes prompts; starts, loads and connects to nothing, so that a dry run needs no GPU, key or
+network.
 """
 
 from __future__ import annotations

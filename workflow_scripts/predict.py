@@ -45,9 +45,7 @@ def main(row: Row, task: Task, step: int, output: Path) -> str:
     folder = output.parent
     clear(folder, "prediction.json", "prediction.png", "prediction.html", "prediction.txt")
     acted = read_record(folder / "action.json")
-    record = base_record(
-        "prediction", task, step, predict_identity(row, task), {"content": content_digest(acted)}
-    )
+    record = base_record("prediction", task, step, predict_identity(row, task), {"content": content_digest(acted)})
     if acted["status"] == "skipped":
         write_json(output, {**record, "status": "skipped", "ended": acted["ended"]})
         return "skipped"

@@ -1,9 +1,9 @@
 """One invocation of the workflow: where the domain meets Snakemake.
 
-Answers the rules' questions (inputs, identities), decides which inputs count as unchanged, runs a job's work with its log,
-and does what is due before the first job and after the last. Only this module and `rules/` know Snakemake. It uses three
-names that Snakemake does not promise to keep: ``workflow.dag.forcefiles``, ``scheduler.job_rate_limiter`` and the local
-executor's thread pool; the version is pinned, and tests/workflow fails when one of them is gone.
+Answers the rules' questions (inputs, identities), decides which inputs count as unchanged, runs a job's work with its
+log, and does what is due before the first job and after the last. Only this module and `rules/` know Snakemake. It
+uses three names that Snakemake does not promise to keep: ``workflow.dag.forcefiles``, ``scheduler.job_rate_limiter``
+and the local executor's thread pool; the version is pinned, and tests/workflow fails when one of them is gone.
 """
 
 from __future__ import annotations
@@ -112,7 +112,11 @@ class Run:
         step = int(w.step)
         if step >= task.step_budget:
             raise InvalidInput(
-                "target", w.task, f"a step from 000 to {task.step_budget - 1:03d}", w.step, f"step_{task.step_budget - 1:03d}"
+                "target",
+                w.task,
+                f"a step from 000 to {task.step_budget - 1:03d}",
+                w.step,
+                f"step_{task.step_budget - 1:03d}",
             )
         return row, task, step
 
@@ -243,7 +247,8 @@ class Run:
                 "planner",
                 f"a planner of the {there} track, whose results lie in {row.folder}",
                 f"{row.planner_name} ({row.track} track)",
-                f"planner: {planner}, or a setting of its own: settings: {{{row.track}: {{planner: {row.planner_name}}}}}",
+                f"planner: {planner}, or a setting of its own: "
+                f"settings: {{{row.track}: {{planner: {row.planner_name}}}}}",
             )
 
     def _tune_scheduler(self) -> None:
@@ -277,7 +282,9 @@ class Run:
                 if first_stale(row, task) is None:
                     record = read_record(path)
                     ends[record["error"] or record["end_reason"]] += 1
-            label = f"{row.model}/{row.setting}" + (f" (partial: {len(row.tasks)} of {row.total_tasks} tasks)" if row.partial else "")
+            label = f"{row.model}/{row.setting}" + (
+                f" (partial: {len(row.tasks)} of {row.total_tasks} tasks)" if row.partial else ""
+            )
             counts = ", ".join(f"{reason} {n}" for reason, n in sorted(ends.items())) or "none"
             lines.append(f"{label}: {sum(ends.values())} of {len(row.tasks)} tasks complete ({counts})")
             if success:

@@ -1,11 +1,11 @@
 """Tasks in GUI-CC's schema and layout, checked whole before anything runs, and the selections over them.
 
-    <path>/online_samples.jsonl    <path>/online_data/<id>/initial.png
-    <path>/offline_samples.jsonl   <path>/offline_data/<id>/{initial.png, reference_trajectory.jsonl, step_XXX_after.png}
+    <path>/online_samples.jsonl   <path>/online_data/<id>/initial.png
+    <path>/offline_samples.jsonl  <path>/offline_data/<id>/{initial.png, reference_trajectory.jsonl, step_XXX_after.png}
 
 One line is one task; the order of the lines is the order of the tasks. Beyond GUI-CC's fields a line may carry
-``environment`` (which real page the task is made from, for the `browser` world) and ``initial_image`` (a path inside the
-data folder). Left out: GUI-CC's cap of 24 steps, which belongs to its judge, not to a rollout.
+``environment`` (which real page the task is made from, for the `browser` world) and ``initial_image`` (a path inside
+the data folder). Left out: GUI-CC's cap of 24 steps, which belongs to its judge, not to a rollout.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def load_tasks(path: str | Path, track: Track) -> list[Task]:
         first_line[task.task_id] = number
         tasks.append(task)
     if not tasks:
-        raise InvalidInput(str(samples), "(whole file)", "at least one task, one JSON object per line", "no line", "{…}")
+        raise InvalidInput(
+            str(samples), "(whole file)", "at least one task, one JSON object per line", "no line", "{…}"
+        )
     return tasks
 
 
@@ -132,8 +134,8 @@ def select(
 
     Args:
         task_ids: exactly these.
-        subset: this many, evenly spaced: positions ``i * total // subset``. Integer arithmetic makes subsets nest: where
-            `n` divides `m`, subset `n` lies in subset `m`, for every total.
+        subset: this many, evenly spaced: positions ``i * total // subset``. Integer arithmetic makes subsets nest:
+            where `n` divides `m`, subset `n` lies in subset `m`, for every total.
         shard: (i, n) with 1 <= i <= n: of what the other two leave, every n-th task starting at the i-th.
     """
     if task_ids is not None and subset is not None:
@@ -152,7 +154,11 @@ def select(
         chosen = chosen[index - 1 :: count]
         if not chosen:
             raise InvalidInput(
-                "config", "shard", f"a shard that holds a task (there are fewer than {count})", f"{index}/{count}", "shard: 1/1"
+                "config",
+                "shard",
+                f"a shard that holds a task (there are fewer than {count})",
+                f"{index}/{count}",
+                "shard: 1/1",
             )
     return chosen
 
@@ -200,7 +206,9 @@ class _Reader:
         return value
 
     def string(self, key: str, default: Any = ...) -> str:
-        return str(self.get(key, lambda v: isinstance(v, str) and bool(v.strip()), "a string with text", '"…"', default))
+        return str(
+            self.get(key, lambda v: isinstance(v, str) and bool(v.strip()), "a string with text", '"…"', default)
+        )
 
 
 def _online(reader: _Reader, root: Path) -> Task:
@@ -370,7 +378,9 @@ def _object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except ValueError as error:
-        raise InvalidInput(where, "(whole line)", "one JSON object", f"{error}: {line[:80]}", '{"task_id": …}') from error
+        raise InvalidInput(
+            where, "(whole line)", "one JSON object", f"{error}: {line[:80]}", '{"task_id": …}'
+        ) from error
     if not isinstance(value, dict):
         raise InvalidInput(where, "(whole line)", "one JSON object", line[:80], '{"task_id": …}')
     return value

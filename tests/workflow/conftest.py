@@ -76,15 +76,15 @@ class Workflow:
 
     def start(self, *arguments: str, cores: int = 2) -> subprocess.Popen[str]:
         """Starts a run as a process group of its own."""
-        log = open(self.directory / f"run-{time.monotonic_ns()}.log", "w")
-        return subprocess.Popen(
-            self.command(*arguments, cores=cores),
-            cwd=self.directory,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        with open(self.directory / f"run-{time.monotonic_ns()}.log", "w") as log:
+            return subprocess.Popen(
+                self.command(*arguments, cores=cores),
+                cwd=self.directory,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
 
     def planned(self, *arguments: str) -> dict[str, int]:
         """Jobs per rule that a dry run plans."""

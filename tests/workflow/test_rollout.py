@@ -175,7 +175,9 @@ def test_infrastructure_failure_stops_one_task_and_the_next_run_resumes_there(wo
         assert f"{ROW}/t001/step_001/action.json" in output
         assert "repeat the command" in output
         assert not (workflow.directory / ROW / "rollout_results.json").exists()
-        assert "401" in (workflow.directory / "results/logs/rollouts/copy_last/nohist/t001/step_001_act.log").read_text()
+        assert (
+            "401" in (workflow.directory / "results/logs/rollouts/copy_last/nohist/t001/step_001_act.log").read_text()
+        )
         broken = False
         seen = len(server.requests)
         workflow.ok(*arguments)
@@ -226,7 +228,9 @@ def test_the_other_track_is_not_overwritten(workflow):
 )
 def test_bad_configuration_is_refused_at_once(workflow, config, said):
     write_tasks(workflow.directory / "set", "offline", 2, 2)
-    output = workflow.refused("-n", "--config", "tasks=set", *(["model=copy_last"] if "model" not in config[0] else []), *config)
+    output = workflow.refused(
+        "-n", "--config", "tasks=set", *(["model=copy_last"] if "model" not in config[0] else []), *config
+    )
     assert said in output
     assert "Traceback (most recent call last)" not in output
 
@@ -258,7 +262,9 @@ def test_two_hundred_tasks_of_25_steps_plan_within_400_mb(workflow):
         "usage = resource.getrusage(resource.RUSAGE_CHILDREN);"
         "print(done.returncode, usage.ru_maxrss // 1024, done.stdout.count('predict'))"
     )
-    done = subprocess.run([sys.executable, "-c", code, *command], cwd=workflow.directory, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], cwd=workflow.directory, capture_output=True, text=True
+    )
     status, megabytes, _ = map(int, done.stdout.split())
     assert status == 0
     assert megabytes < 400
