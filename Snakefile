@@ -17,9 +17,9 @@ include: "rules/rollout.smk"
 rule all:
     default_target: True
     input:
-        rollout_targets,
+        lambda w: RUN.rollout_targets(),
 
 
 rule rollouts:
     input:
-        rollout_targets,
+        lambda w: RUN.rollout_targets(),

@@ -13,11 +13,6 @@ localrules:
 ROLLOUT = "results/rollouts/{model}/{setting}"
 
 
-def rollout_targets(wildcards):
-    """One rollout_results.json per row."""
-    return RUN.rollout_targets()
-
-
 rule act:
     input:
         before=lambda w: RUN.screen_before(w),

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from .tasks import Task
 
 NEAR_CONSTANT_STD = 0.5
-"""Online, a frame whose pixel values (0–255, all channels) deviate less than this is a model failure (GUI-CC)."""
+"""Online, a frame whose values (0–255, all pixels and channels taken together) have a smaller standard deviation than
+this is a model failure: GUI-CC's formula, by which one saturated colour is no failure, grey, white and black are."""
 
 
 def main(row: Row, task: Task, step: int, output: Path) -> str:

@@ -199,7 +199,10 @@ class Run:
                 text += json.dumps(failure.detail, indent=1, ensure_ascii=False, default=str) + "\n"
             if failure is None:
                 text += traceback.format_exc()
-            write_bytes(log, text.encode())
+            try:
+                write_bytes(log, text.encode())
+            except InfrastructureFailure as full:  # the disk that failed the job may fail its log as well
+                print(f"{text}(the log could not be written: {full.message})", file=sys.stderr)
             raise
         self.progress.job_mended(target)
         return status
