@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import logging
 import os
 import signal
@@ -206,7 +205,7 @@ def _watch_start(spec: ServerSpec, slot: Slot, folder: Path, deadline: float) ->
                 told = body["status"]
                 log.info("model server %s on %s: %s (%.0f s)", spec.weights, slot.name, told, time.monotonic() - begun)
         if _process(folder) is None:
-            failure = _read(folder / "failure.json")
+            failure = leases.read(folder / "failure.json")
             if failure and failure["code"] == "device_memory" and _make_room(slot, folder, deadline):
                 (folder / "failure.json").unlink(missing_ok=True)
                 return  # the caller's loop starts it again
@@ -269,7 +268,7 @@ def _start(spec: ServerSpec, slot: Slot, folder: Path, log_folder: Path) -> None
 
 def _process(folder: Path) -> dict[str, Any] | None:
     """The folder's server process, if it lives."""
-    record = _read(folder / "process.json")
+    record = leases.read(folder / "process.json")
     if record is None:
         return None
     if (child := _children.get(record["pid"])) and child.poll() is not None:
@@ -285,16 +284,8 @@ def _end(folder: Path) -> None:
 
 def _record(folder: Path) -> dict[str, Any] | None:
     """The announced server of a folder, if its process lives."""
-    record = _read(folder / "server.json")
+    record = leases.read(folder / "server.json")
     return record if record and leases.lives(record) else None
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return None
-    return value
 
 
 def _endpoint(record: dict[str, Any]) -> Endpoint:
@@ -318,7 +309,7 @@ def _transport_error() -> type[Exception]:
 def _raise_if_failed(folder: Path, since: float) -> None:
     """Raises the failure of a start that this caller waited for, so that N waiters do not try N times."""
     path = folder / "failure.json"
-    if _process(folder) is None and path.exists() and path.stat().st_mtime > since and (failure := _read(path)):
+    if _process(folder) is None and path.exists() and path.stat().st_mtime > since and (failure := leases.read(path)):
         raise _fail(folder, failure["code"], failure["message"])
 
 
@@ -331,7 +322,7 @@ def _fail(folder: Path, code: str, message: str) -> InfrastructureFailure:
 
 
 def _log_file(folder: Path) -> Path:
-    return Path((_read(folder / "spec.json") or {}).get("log", os.devnull))
+    return Path((leases.read(folder / "spec.json") or {}).get("log", os.devnull))
 
 
 def _tail(folder: Path) -> list[str]:

@@ -59,15 +59,21 @@ def _release(pid: int) -> None:
             path.unlink(missing_ok=True)
 
 
+def read(path: Path) -> dict[str, Any] | None:
+    """A small record, None where there is none."""
+    try:
+        value: dict[str, Any] = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return value
+
+
 def living(folder: Path) -> int:
     """Number of living lease holders; clears away the leases of the dead."""
     count = 0
     for path in (folder / "leases").glob("[0-9]*"):
-        try:
-            record = json.loads(path.read_text())
-        except FileNotFoundError:
-            continue
-        if lives(record):
+        record = read(path)
+        if record and lives(record):
             count += 1
         else:
             path.unlink(missing_ok=True)

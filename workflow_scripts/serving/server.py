@@ -51,6 +51,8 @@ log = logging.getLogger("guiloop.server")
 
 LEASE_GRACE_S = 5.0
 """Seconds without any living user before the server goes; bridges the gap between two jobs of a run."""
+QUIT_IDLE_S = 3.0
+"""A server that has been idle for less does not make room for another model: its next request is on its way."""
 MAX_UPLOAD = 128 << 20
 MAX_SIDE = 8192
 
@@ -73,6 +75,11 @@ class Server:
         self.loaded: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self.started = self.last_request = self.ready_since = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last request came or was answered, or since the server became ready."""
+        return time.monotonic() - max(self.last_request, self.ready_since)
 
     # ------------------------------------------------------------------ the pipeline's thread
 
@@ -280,7 +287,7 @@ class Server:
 
     async def quit(self, request: Request) -> Response:
         """POST /quit: makes room for another model on this slot."""
-        if self.batcher.pending or time.monotonic() - self.last_request < 3.0:
+        if self.phase != "ready" or self.batcher.pending or self.idle_s < QUIT_IDLE_S:
             return _error(409, "infrastructure", "busy", "requests wait or run")
         threading.Timer(0.1, self.leave, ("asked to make room", 0)).start()
         return JSONResponse({"status": "leaving"})
@@ -340,8 +347,7 @@ class Server:
                 alone_since = now
             elif now - alone_since > LEASE_GRACE_S:
                 self.leave("nobody is left who uses it", 0)
-            idle = now - max(self.last_request, self.ready_since)
-            if self.phase == "ready" and not self.batcher.pending and idle > self.spec.idle_s:
+            if self.phase == "ready" and not self.batcher.pending and self.idle_s > self.spec.idle_s:
                 self.leave(f"idle for {self.spec.idle_s:.0f} s", 0)
             if self.batcher.running_s > self.spec.timeout_s:
                 self.leave(f"a call has run for more than {self.spec.timeout_s:.0f} s", 5)

@@ -1,8 +1,9 @@
 """The sentences that image world models are given, from files under config/prompts/worlds/.
 
 A file has sections, each under a `## name` heading; what stands before the first is for the reader. `prompt` is the
-whole text with `$placeholders`; the others are its parts. The phrases for actions are shared (image_actions.md). A
-file's digest is part of the world's identity.
+whole text with `$placeholders`; the others are its parts. `$location`, `$cue` and `$history` come with a space before
+them, or are empty. The phrases for actions are shared (image_actions.md). A file's digest is part of the world's
+identity.
 """
 
 from __future__ import annotations
@@ -32,12 +33,15 @@ class Prompt:
     digest: str
 
     @classmethod
-    def load(cls, name: str) -> Prompt:
-        """The prompt file `name` (in the prompts' folder without .md, or a path). Raises InvalidInput."""
+    def load(cls, name: str, *, lines: bool = False) -> Prompt:
+        """The prompt file `name` (in the prompts' folder without .md, or a path). Raises InvalidInput.
+
+        `lines` keeps the file's line breaks in its sections.
+        """
         path = FOLDER / f"{name}.md"
         if "/" in name or name.endswith(".md"):
             path = Path(name)
-        return _read(path)
+        return _read(path, lines)
 
     def fill(self, section: str, **values: object) -> str:
         """A section with its placeholders filled, "" where there is no such section. Raises InvalidInput."""
@@ -54,16 +58,16 @@ class Prompt:
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path) -> Prompt:
+def _read(path: Path, lines: bool) -> Prompt:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         expected = f"a prompt file ({', '.join(sorted(p.stem for p in FOLDER.glob('*.md')))})"
         raise InvalidInput("config", "prompt", expected, str(path), "prompt: flux2") from error
     parts = re.split(r"^## +(\w+) *$", text, flags=re.MULTILINE)
-    sections = {
-        name: Template(" ".join(body.split("\n")).strip()) for name, body in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    # Unless asked for, line breaks of a file are for its reader; those in a placeholder's value are kept.
+    bodies = (body.strip() if lines else " ".join(body.split()) for body in parts[2::2])
+    sections = {name: Template(body) for name, body in zip(parts[1::2], bodies, strict=True)}
     return Prompt(path, sections, identity.bytes_digest(text.encode()))
 
 
@@ -108,11 +112,6 @@ def step_prompt(
             for number, item in enumerate(request.history, start=2)
         ]
         past = prompt.fill("history", count=len(lines), past=" ".join(lines))
-    pieces = {
-        **more,
-        "action": action_phrase(action, nameless),
-        "location": location,
-        "cue": prompt.fill("cue") if cue else "",
-        "history": past,
-    }
-    return " ".join(prompt.fill(section, **pieces).split())
+    pieces = {"location": location, "cue": prompt.fill("cue") if cue else "", "history": past}
+    spaced = {name: f" {text}" if text else "" for name, text in pieces.items()}
+    return prompt.fill(section, action=action_phrase(action, nameless), **spaced, **more)

@@ -41,6 +41,9 @@ Box = tuple[int, int, int, int]
 PADDING = 5
 BORDER = 10
 """Pixels around a text, and of its box's border, at the frame's size (the released code's numbers)."""
+MIN_INSIDE = 10
+MIN_FILL = 0.88
+"""A box's bright inside: its least side in pixels and the least part of its rectangle; a letter's counter has less."""
 FONT = Path(__file__).parents[1] / "browser" / "fonts" / "DejaVuSans.ttf"
 
 
@@ -219,8 +222,7 @@ def with_placeholders(image: Image, boxes: Sequence[Box]) -> Image:
 def find_placeholders(image: Image) -> list[Box]:
     """The boxes of a predicted graphic, border included, top to bottom.
 
-    A box is a bright connected region that fills its own bounding rectangle to three quarters or more and is dark all
-    around it.
+    A box is a bright connected region that fills its own bounding rectangle and is dark all around it.
     """
     import cv2
     import numpy
@@ -231,7 +233,7 @@ def find_placeholders(image: Image) -> list[Box]:
     boxes: list[Box] = []
     for label in range(1, count):
         x, y, w, h, area = (int(value) for value in stats[label])
-        if w < 6 or h < 6 or area < 0.75 * w * h or w * h > 0.25 * width * height:
+        if min(w, h) < MIN_INSIDE or area < MIN_FILL * w * h or w * h > 0.25 * width * height:
             continue
         rim = 3
         left, top, right, bottom = max(0, x - rim), max(0, y - rim), min(width, x + w + rim), min(height, y + h + rim)
