@@ -46,7 +46,7 @@ STEP_MS = 1000
 """Page time that passes after each action: more than any of the pages' animations and input delays (≤ 500 ms)."""
 LONG_PRESS_MS = 600
 """Page time between press and release: Android's threshold is 500 ms."""
-SETTLE_S = 2.0
+SETTLE_S = 1.0
 """Wall time a scroll is given to arrive; it takes about 10 ms."""
 DEFAULT_SCALE = 3
 
