@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..failures import InfrastructureFailure, ModelFailure
+from ..identity import bytes_digest
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Route
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 ORIGIN = "http://page.invalid/"
 EPOCH = "2025-01-01T12:00:00Z"
 """What a page's clock shows when its script starts."""
+_BEFORE_EPOCH = "2025-01-01T11:00:00Z"
 SETTLE_MS = 1000
 """Virtual milliseconds of timers that run, with scripts on, between the load event and the picture."""
+
+_POINTER_SETTINGS = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"
 
 # No browser may reach the network (dead proxy, loopback included), show a GPU's, a CPU's or a screen's own rounding, or
 # advance pictures by wall time.
@@ -41,14 +45,15 @@ LAUNCH_ARGUMENTS = (
     "--disable-skia-runtime-opts",
     "--disable-lcd-text",
     "--disable-checker-imaging",
+    "--disable-partial-raster",
     "--disable-image-animation-resync",
+    "--disable-smooth-scrolling",
     "--font-render-hinting=none",
     "--force-color-profile=srgb",
     "--hide-scrollbars",
     "--mute-audio",
-    # imageAnimationPolicy 2: pictures stay at their first frame. The others are Playwright's, which this one replaces.
-    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4,"
-    "imageAnimationPolicy=2",
+    # 2: pictures stay at their first frame. The rest of this flag is Playwright's own, which this one replaces.
+    f"--blink-settings={_POINTER_SETTINGS},imageAnimationPolicy=2",
 )
 
 FIXED_RANDOM = """(() => {
@@ -62,8 +67,21 @@ FIXED_RANDOM = """(() => {
     for (let i = 0; i < b.length; i++) b[i] = next() * 256; return v; };
 })();"""
 
+# What Playwright's clock leaves to the wall time that passed before it was paused; this runs after the clock's own script.
+_FIXED_FRAMES = """(() => {
+  const start = Date.now();
+  performance.now = () => Date.now() - start;
+  window.requestAnimationFrame = call => setTimeout(() => call(performance.now()), 16);
+  window.cancelAnimationFrame = id => clearTimeout(id);
+})();"""
+
 # Runs in an isolated world. A page can name a form "fonts" and so shadow document.fonts there as well, hence the
 # functions and getters are taken from the prototypes.
+_LOADED = """async () => {
+  if (Object.getOwnPropertyDescriptor(Document.prototype, 'readyState').get.call(document) !== 'complete')
+    await new Promise(done => addEventListener('load', done));
+}"""
+
 _PREPARE = """async () => {
   const D = Document.prototype, own = (p, n) => Object.getOwnPropertyDescriptor(p, n);
   const all = s => D.querySelectorAll.call(document, s);
@@ -73,8 +91,11 @@ _PREPARE = """async () => {
     try { Number.isFinite(end) ? a.finish() : a.cancel(); } catch { a.cancel(); } }
   for (const s of all('svg')) if (s instanceof SVGSVGElement) {
     SVGSVGElement.prototype.pauseAnimations.call(s); SVGSVGElement.prototype.setCurrentTime.call(s, 0); }
-  const sheet = new CSSStyleSheet();
-  sheet.replaceSync('* { caret-color: transparent !important }');
+  const sheet = new CSSStyleSheet(), focused = own(D, 'activeElement').get.call(document);
+  // An unfilled progress bar moves for ever.
+  sheet.replaceSync('* { caret-color: transparent !important } progress:indeterminate { appearance: none !important }');
+  if (focused instanceof HTMLElement)                             // only this beats an inline style with !important
+    own(HTMLElement.prototype, 'style').get.call(focused).setProperty('caret-color', 'transparent', 'important');
   const sheets = own(D, 'adoptedStyleSheets');
   sheets.set.call(document, [...sheets.get.call(document), sheet]);
 }"""
@@ -128,14 +149,14 @@ class PageKind:
         )
 
 
-COMMON_OPTIONS: dict[str, Any] = dict(
-    accept_downloads=False,
-    service_workers="block",
-    locale="en-US",
-    timezone_id="UTC",
-    reduced_motion="reduce",
-    color_scheme="light",
-)
+COMMON_OPTIONS: dict[str, Any] = {
+    "accept_downloads": False,
+    "service_workers": "block",
+    "locale": "en-US",
+    "timezone_id": "UTC",
+    "reduced_motion": "reduce",
+    "color_scheme": "light",
+}
 
 
 class HermeticPage:
@@ -171,11 +192,13 @@ class HermeticPage:
         self.width, self.height = width, height
         self.blocked = Counter()
         self._world = None
-        # A path of its own for each document: no state of a path (scroll position) can outlive its page.
-        self._url = f"{ORIGIN}{self.uses}"
         self._document = html.encode("utf-8", "replace")
+        # Depends on the content alone, and the content cannot name it: a link to it would show as visited.
+        self._url = ORIGIN + bytes_digest(self._document)
         self._policy = content_security_policy(self.kind.javascript, allow_images)
-        await self._page.goto(self._url, wait_until="load", timeout=0)
+        # Playwright would wait for ever for the load event of a page that tries to leave before it.
+        await self._page.goto(self._url, wait_until="commit", timeout=0)
+        await self.evaluate(_LOADED)
         if self.kind.javascript:
             await self._settle()
         await self.evaluate(_PREPARE)
@@ -335,8 +358,10 @@ async def check_browser(browser: Browser) -> None:
 async def fix_time_and_chance(page: Page) -> None:
     """Stops a page's clock at EPOCH until ``page.clock.run_for`` advances it, and seeds its scripts' randomness."""
     await page.add_init_script(FIXED_RANDOM)
-    await page.clock.install(time=EPOCH)
+    # The clock runs between these two calls, and cannot be paused at a moment that it has passed.
+    await page.clock.install(time=_BEFORE_EPOCH)
     await page.clock.pause_at(EPOCH)
+    await page.add_init_script(_FIXED_FRAMES)
 
 
 def png_size(png: bytes) -> tuple[int, int]:

@@ -8,7 +8,7 @@
   const D = Document.prototype, E = Element.prototype;
   const rootOf = getter(D, 'documentElement'), bodyOf = getter(D, 'body'), every = method(D, 'getElementsByTagName');
   const animations = method(D, 'getAnimations'), walk = method(D, 'createTreeWalker'), make = method(D, 'createElement');
-  const at = method(D, 'elementFromPoint'), rectOf = method(E, 'getBoundingClientRect'), rectsOf = method(E, 'getClientRects');
+  const stack = method(D, 'elementsFromPoint'), rectOf = method(E, 'getBoundingClientRect'), rectsOf = method(E, 'getClientRects');
   const tagOf = getter(E, 'tagName'), check = method(E, 'checkVisibility'), contains = method(Node.prototype, 'contains');
   const parentOf = getter(Node.prototype, 'parentElement');
   const htmlStyle = getter(HTMLElement.prototype, 'style'), svgStyle = getter(SVGElement.prototype, 'style');
@@ -40,9 +40,13 @@
     const pageHeight = Math.max(root.scrollHeight, body.scrollHeight), height = Math.min(pageHeight, limits.height);
     const inside = r => r.width >= 1 && r.height >= 1 && r.right + sx > 0 && r.bottom + sy > 0 && r.left + sx < width && r.top + sy < height;
     const shown = e => check(e, {opacityProperty: true, visibilityProperty: true});
-    const onTop = (r, e) => {
-      const h = at(document, r.left + r.width / 2, r.top + r.height / 2);
-      return !h || h === e || contains(e, h) || contains(h, e) ? 1 : 0;   // below the fold: unknown, counts as on top
+    const opaque = e => { const cs = getComputedStyle(e); return cs.backgroundImage !== 'none' || !/^(transparent|rgba\()/.test(cs.backgroundColor); };
+    const onTop = (r, e) => {                       // 0 if something opaque lies between the word and the reader
+      for (const h of stack(document, r.left + r.width / 2, r.top + r.height / 2)) {
+        if (contains(e, h) || contains(h, e)) return 1;
+        if (opaque(h)) return 0;
+      }
+      return 1;                                     // below the fold: unknown
     };
     const push = (text, r, e) => { words.push([text, r.left + sx, r.top + sy, r.width, r.height, onTop(r, e)]); owners.add(e); };
 
