@@ -22,7 +22,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .failures import InvalidInput
 from .records import write_bytes
 from .tasks import Track
-from .worlds.rows import FAMILIES, WorldRow
+from .worlds.registry import FAMILIES
+from .worlds.rows import WorldRow
 
 SOURCE = "config (config/*.yaml, --configfile, --config)"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
@@ -126,7 +127,7 @@ class Config(Strict):
             near = difflib.get_close_matches(str(family), FAMILIES, 1, 0) or list(FAMILIES)
             expected = "one of " + ", ".join(FAMILIES)
             raise InvalidInput(SOURCE, f"models.{name}.family", expected, family, f"family: {near[0]}")
-        return validated(FAMILIES[family], fields, ("models", name))
+        return validated(FAMILIES[family].row, fields, ("models", name))
 
     def planner_row(self, name: str) -> ReferencePlanner | OpenAIPlanner:
         """The typed row of a planner. Raises InvalidInput."""
@@ -270,7 +271,7 @@ def _yaml(value: Any) -> str:
 def schema() -> dict[str, Any]:
     """JSON schema of config.yaml with the rows of all families, for editors (yaml-language-server)."""
     whole = Config.model_json_schema()
-    rows = [family.model_json_schema() for family in FAMILIES.values()]
+    rows = [family.row.model_json_schema() for family in FAMILIES.values()]
     for row in rows:
         whole["$defs"].update(row.pop("$defs", {}))
     whole["properties"]["models"]["additionalProperties"] = {"anyOf": rows}

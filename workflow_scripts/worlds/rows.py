@@ -1,7 +1,7 @@
-"""Typed rows of config/models.yaml, one class per family of world models.
+"""Typed rows of config/models.yaml: what all have, and the worlds that need no model.
 
-Importable without any model library: a row says what a world is, `registry.make_world` makes it. A new model of a known
-family is one row of YAML; a new family is one module and one line in FAMILIES.
+Importable without any model library: a row says what a world is, `registry.make_world` makes it. Rows of the other
+families stand in `html_rows` and `image_rows`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,3 @@ class BlankRow(WorldRow):
     family: Literal["blank"]
     uses_history: bool = False
     color: str = Field("#ffffff", pattern=r"^#[0-9a-fA-F]{6}$", description="Colour of the empty screen.")
-
-
-FAMILIES: dict[str, type[WorldRow]] = {"browser": BrowserRow, "copy_last": CopyLastRow, "blank": BlankRow}
