@@ -67,7 +67,7 @@ FIXED_RANDOM = """(() => {
     for (let i = 0; i < b.length; i++) b[i] = next() * 256; return v; };
 })();"""
 
-# What Playwright's clock leaves to the wall time that passed before it was paused; this runs after the clock's own script.
+# What Playwright's clock leaves to the wall time that passed before its pause; this runs after the clock's own script.
 _FIXED_FRAMES = """(() => {
   const start = Date.now();
   performance.now = () => Date.now() - start;

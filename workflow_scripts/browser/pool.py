@@ -121,7 +121,7 @@ class _Browser:
         """Kills the whole process tree; `reason` is ``guilty`` (who did it is known) or why all in it are suspected."""
         if not self.gone.done():
             self.gone.set_result(reason)
-        processes.kill_tree(self.pid)
+            processes.kill_tree(self.pid)
 
     async def watch_memory(self) -> None:
         """Ends the browser when its processes hold more memory than the limit."""
@@ -199,6 +199,7 @@ class BrowserPool:
         self._driver: Playwright | None = None
         self._untrusted: _Browser | None = None
         self._trusted: _Browser | None = None
+        self._closing: set[asyncio.Future[None]] = set()
         self._starting: asyncio.Lock
         self._gate: _Gate
         self._sessions: asyncio.Semaphore
@@ -461,16 +462,15 @@ class BrowserPool:
             task = asyncio.ensure_future(self._work(page, job))
             crash = asyncio.ensure_future(page.crashed.wait())
             try:
-                await asyncio.wait(
-                    {task, crash, browser.gone}, timeout=job.timeout_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                ends: set[asyncio.Future[Any]] = {task, crash, browser.gone}
+                await asyncio.wait(ends, timeout=job.timeout_s, return_when=asyncio.FIRST_COMPLETED)
                 if task.done() and not task.cancelled() and not isinstance(task.exception(), Error):
                     self._put_back(browser, page, usable=task.exception() is None)
                     return task.result()
                 # A page that crashes fails the call that is waiting for it before its event arrives, a dead browser
                 # too.
                 if task.done():
-                    await asyncio.wait({crash, browser.gone}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(ends - {task}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
                 if browser.gone.done():
                     reason = browser.gone.result()
                     if reason == "guilty":
@@ -508,7 +508,9 @@ class BrowserPool:
         if usable and not page.kind.javascript and page.uses < USES_PER_PAGE:
             browser.idle.append(page)
         else:
-            asyncio.ensure_future(self._close_or_end(page.close(), browser))
+            closing = asyncio.ensure_future(self._close_or_end(page.close(), browser))
+            self._closing.add(closing)  # the loop itself holds tasks weakly
+            closing.add_done_callback(self._closing.discard)
 
     async def _bounded(self, opening: Coroutine[Any, Any, T], browser: _Browser) -> T:
         """Awaits something that a sound browser does at once; ends the browser when it does not."""
