@@ -227,6 +227,14 @@ class Sessions:
             session.used = self._clock()
         return replace(observation, session_id=session_id)
 
+    def only(self) -> str:
+        """The id of the one session there is. Raises NoEpisode if there are none or several."""
+        with self._lock:
+            self._expire()
+            if len(self._sessions) != 1:
+                raise NoEpisode(f"there are {len(self._sessions)} sessions: name one")
+            return next(iter(self._sessions))
+
     def close(self, session_id: str) -> None:
         """Forgets a session; unknown ones are no error."""
         with self._lock:
