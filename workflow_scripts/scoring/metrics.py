@@ -153,21 +153,43 @@ class Change:
         region: (H, W) bool, the pixels that differ, grown by 3 pixels.
         area: share of the pixels that differ, before growing; in [0, 1].
         changed: whether the transition changes anything to speak of (`MIN_CHANGED`).
+        copy_structure, copy_error: s(c) and e(c) of `change_aware`; 1 and 0 where nothing changed.
     """
 
     region: Mask
     area: float
     changed: bool
+    copy_structure: float = 1.0
+    copy_error: float = 0.0
+
+    @property
+    def anchor(self) -> Mask | None:
+        """(H, W) bool, the part by which screens are aligned: what stays the same; None if that is under 5 %."""
+        return None if self.region.mean() > 0.95 else ~self.region
 
 
 def true_change(previous: Frame, true: Frame) -> Change:
     """Compares two (H, W, 3) uint8 frames of one size."""
     differs = _differs(previous, true)
     count = int(differs.sum())
-    return Change(_grow(differs, 3), count / differs.size, count >= MIN_CHANGED)
+    region, area = _grow(differs, 3), count / differs.size
+    if count < MIN_CHANGED:
+        return Change(region, area, False)
+    # The copy, too, may be displaced: a list scrolled by three pixels is hardly a change.
+    copies = (previous, _aligned(true, previous, region))
+    structure = max(_kept(true, copy, region) for copy in copies)
+    return Change(region, area, True, structure, min(_error(true, copy, region) for copy in copies))
 
 
-def change_aware(previous: Frame, true: Frame, predicted: Frame, change: Change, words: float | None = None) -> float:
+def aligned(true: Frame, predicted: Frame, change: Change) -> Frame:
+    """The prediction moved by up to `SHIFT` pixels so that what should stay the same fits best; same shape.
+
+    Where nearly everything changes there is nothing to hold on to, and it is returned as it is.
+    """
+    return predicted if change.anchor is None else _aligned(true, predicted, change.anchor)
+
+
+def change_aware(true: Frame, predicted: Frame, change: Change, words: float | None = None) -> float:
     """Whether the prediction changes what it should, as it should, and keeps the rest.
 
     Harmonic mean 2·made·kept / (made + kept) of
@@ -175,40 +197,40 @@ def change_aware(previous: Frame, true: Frame, predicted: Frame, change: Change,
     - made: how much of the step from a copy to the truth was taken inside the truly changed region R: the geometric
       mean of max(0, (s(p) - s(c)) / (1 - s(c))) and max(0, 1 - e(p) / e(c)), where p is the prediction, c the copy, s
       the structure-weighted similarity of `stay` within R and e the mean absolute error, after a blur of σ = 1.5,
-      within R. Where text was read, `words` (see `text_change`) replaces it if larger: the right words in another font
-      count;
+      within R. Both p and c may be moved by up to `SHIFT` pixels to fit R best. Where text was read, `words` (see
+      `text_change`) replaces it if larger: the right words in another font count;
     - kept: `stay` outside R. Where less than 5 % of the screen lies outside R, made alone is the score.
 
-    Prediction and copy are both first moved by up to `SHIFT` pixels to fit the true screen best. Own definition, after
-    the measurement that pixel metrics prefer a copy to a displaced truth. A copy scores 0, the true screen 1. Takes
-    (H, W, 3) uint8 frames of one size and a `Change` with changed = True; returns a float in [0, 1].
+    Own definition, after the measurement that pixel metrics prefer a copy to a displaced truth. A copy scores 0, the
+    true screen 1. Takes (H, W, 3) uint8 frames of one size, the prediction `aligned`, and a `Change` with changed =
+    True; returns a float in [0, 1].
     """
-    whole = _aligned(true, predicted, np.ones(true.shape[:2], bool))
-    outside = ~change.region
-    made = _made(previous, true, (whole, _aligned(true, predicted, change.region)), change.region)
-    if words is not None:
-        made = max(made, words)
-    if outside.mean() < 0.05:
+    made = words or 0.0
+    for candidate in (predicted, _aligned(true, predicted, change.region)):
+        structure = (_kept(true, candidate, change.region) - change.copy_structure) / max(
+            1 - change.copy_structure, 1e-6
+        )
+        colour = 1 - _error(true, candidate, change.region) / max(change.copy_error, 1e-6)
+        made = max(made, math.sqrt(max(structure, 0.0) * max(colour, 0.0)))
+    if change.anchor is None:
         return _clip(made)
-    kept = _kept(true, whole, outside)
+    kept = _kept(true, predicted, change.anchor)
     return _clip(2 * made * kept / (made + kept)) if made + kept > 0 else 0.0
 
 
 def changed_iou(previous: Frame, true: Frame, predicted: Frame, change: Change) -> float:
     """Whether the right part changed: intersection over union of the truly and the predictedly changed region.
 
-    A pixel changes where a channel differs by more than 2·`NOTICEABLE` from the previous screen after a blur of σ = 1.5
-    (so that the noise of an image model is no change); both regions are grown by 3 pixels; the prediction is first
-    moved by up to `SHIFT` pixels to fit the true screen. Where the blur hides the true change, the unblurred one is
-    taken. Says nothing on *how* it changed. A copy scores 0, the true screen 1. Shapes as in `change_aware`; returns a
-    float in [0, 1].
+    A pixel changes where a channel differs by more than 2·`NOTICEABLE` from the previous screen after a blur of
+    σ = 1.5 (so that the noise of an image model is no change); both regions are grown by 3 pixels. Where the blur hides
+    the true change, the unblurred one is taken. Says nothing on *how* it changed: a blank screen may score. A copy
+    scores 0, the true screen 1. Shapes as in `change_aware`, the prediction `aligned`; returns a float in [0, 1].
     """
-    moved = _aligned(true, predicted, np.ones(true.shape[:2], bool))
-    smooth_previous, smooth_true, smooth = (_smooth(frame) for frame in (previous, true, moved))
+    smooth_previous, smooth_true, smooth = (_smooth(frame) for frame in (previous, true, predicted))
     wanted = _grow(_differs(smooth_previous, smooth_true, 2 * NOTICEABLE), 3)
     made = _grow(_differs(smooth_previous, smooth, 2 * NOTICEABLE), 3)
     if not wanted.any():
-        wanted, made = change.region, _grow(_differs(previous, moved), 3)
+        wanted, made = change.region, _grow(_differs(previous, predicted), 3)
     return float((wanted & made).sum() / (wanted | made).sum())
 
 
@@ -266,8 +288,9 @@ def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None 
             return result
         if lines is not None and said is not None:
             result["text_change"] = text_change(lines[0], lines[1], said)
-        result["change_aware"] = change_aware(previous, true, candidate, change, result["text_change"])
-        result["changed_iou"] = changed_iou(previous, true, candidate, change)
+        moved = aligned(true, candidate, change)
+        result["change_aware"] = change_aware(true, moved, change, result["text_change"])
+        result["changed_iou"] = changed_iou(previous, true, moved, change)
         return result
 
     return {
@@ -374,19 +397,6 @@ def _kept(true: Frame, candidate: Frame, region: Mask) -> float:
     return _clip(float((maps.ssim.mean(axis=2) * weights).sum() / weights.sum()))
 
 
-def _made(previous: Frame, true: Frame, candidates: Sequence[Frame], region: Mask) -> float:
-    """The share of the step from a copy to the truth, of the best candidate; see `change_aware`."""
-    copies = (previous, _aligned(true, previous, region))
-    copied = max(_kept(true, copy, region) for copy in copies)
-    missed = min(_error(true, copy, region) for copy in copies)
-    best = 0.0
-    for candidate in candidates:
-        structure = (_kept(true, candidate, region) - copied) / max(1 - copied, 1e-6)
-        colour = 1 - _error(true, candidate, region) / max(missed, 1e-6)
-        best = max(best, math.sqrt(max(structure, 0.0) * max(colour, 0.0)))
-    return best
-
-
 def _error(true: Frame, candidate: Frame, region: Mask) -> float:
     crop = _box(region)
     a, b = (cv2.GaussianBlur(frame[crop].astype(np.float32), (0, 0), 1.5) for frame in (true, candidate))
@@ -394,16 +404,16 @@ def _error(true: Frame, candidate: Frame, region: Mask) -> float:
 
 
 def _aligned(true: Frame, candidate: Frame, region: Mask) -> Frame:
-    """`candidate` moved by at most `SHIFT` pixels so as to differ least (squares, grey) from `true` around `region`."""
+    """`candidate` moved by at most `SHIFT` pixels so as to differ least (squares, grey) from `true` in `region`."""
     crop = _box(region)
     rows, columns = crop
-    pad = SHIFT
-    framed = cv2.copyMakeBorder(candidate, pad, pad, pad, pad, cv2.BORDER_REPLICATE)
-    area = framed[rows.start : rows.stop + 2 * pad, columns.start : columns.stop + 2 * pad]
-    misfit = cv2.matchTemplate(_gray(area), _gray(true[crop]), cv2.TM_SQDIFF)
-    still = misfit[pad, pad]
+    framed = cv2.copyMakeBorder(candidate, SHIFT, SHIFT, SHIFT, SHIFT, cv2.BORDER_REPLICATE)
+    area = framed[rows.start : rows.stop + 2 * SHIFT, columns.start : columns.stop + 2 * SHIFT]
+    mask = region[crop].astype(np.uint8)
+    misfit = cv2.matchTemplate(_gray(area), _gray(true[crop]), cv2.TM_SQDIFF, mask=mask)
     least, _, (dx, dy), _ = cv2.minMaxLoc(misfit)
-    if still <= least + 1e-3 * abs(float(still)) + 1:  # no clear gain: leave it where it is
+    still = float(misfit[SHIFT, SHIFT])
+    if still - least <= 1e-3 * still + float(mask.sum()):  # no clear gain (rounding, noise): leave it where it is
         return candidate
     height, width = candidate.shape[:2]
     return np.asarray(framed[dy : dy + height, dx : dx + width], np.uint8)
