@@ -167,7 +167,7 @@ def make_app(
     """The server. Scorer and tasks are shared by all sessions."""
     config = config or EnvironmentConfig()
     scorer, tasks = scorer or make_scorer("visible"), tasks or ProceduralSet()
-    app = create_app(
+    app: FastAPI = create_app(
         functools.partial(CoderEnvironment, config, scorer, tasks),
         HtmlAction,
         HtmlObservation,
