@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 TERMINAL_TYPES = ("terminate", "answer")
@@ -169,7 +169,7 @@ class Action:
                 x, y = (x0 + x1) / 2 * width / 1000, (y0 + y1) / 2 * height / 1000
             else:
                 raise InvalidAction("missing_field", f"{kind} needs source_coord or source_coord_norm")
-        return cls(
+        action = cls(
             type=kind,
             x=None if x is None else _clamp(x, width),
             y=None if y is None else _clamp(y, height),
@@ -178,8 +178,10 @@ class Action:
             app_name=record.get("app_name") if kind == "open_app" else None,
             status=record.get("value") if kind == "terminate" else None,
             target=str(record.get("target") or ""),
-            instruction=str(record.get("low_level_instruction") or ""),
         )
+        instruction = str(record.get("low_level_instruction") or "")
+        # What `semantic` derives itself is no recorded instruction: its pixels would reach world models as text.
+        return action if instruction == action.summary() else replace(action, instruction=instruction)
 
     @classmethod
     def from_call(cls, arguments: Any, width: int, height: int) -> Action:
