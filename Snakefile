@@ -2,6 +2,8 @@
 #
 #   results/rollouts/{model}/{setting}/{task}/step_{k}/…   every step's screen, action and prediction
 #   results/rollouts/{model}/{setting}/rollout_results.json   the row as GUI-CC's evaluator reads it
+#   results/scores/{model}/{setting}/…                        local metrics and judges' verdicts per task, scores.json per row
+#   results/tables/{track}.{csv,parquet,md,tex}               one line per model × setting
 #   results/logs/…                                            one log per job that had something to say, progress.log
 #
 #   snakemake --cores 8 --config model=browser
@@ -12,14 +14,34 @@ min_version("9.27")
 
 include: "rules/common.smk"
 include: "rules/rollout.smk"
+include: "rules/shards.smk"
+include: "rules/score.smk"
+
+
+localrules:
+    all,
+    rollouts,
+    scores,
+    trajectories,
 
 
 rule all:
     default_target: True
     input:
         lambda w: RUN.rollout_targets(),
+        lambda w: SCORING.table_targets(),
 
 
 rule rollouts:
     input:
         lambda w: RUN.rollout_targets(),
+
+
+rule scores:
+    input:
+        lambda w: SCORING.score_targets(),
+
+
+rule trajectories:
+    input:
+        lambda w: RUN.trajectory_targets(),

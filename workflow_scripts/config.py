@@ -17,10 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .failures import InvalidInput
 from .records import write_bytes
+from .slurm import Slurm
 from .tasks import Track
 from .worlds.registry import FAMILIES
 from .worlds.rows import WorldRow
@@ -103,6 +104,10 @@ class Config(Strict):
     task_ids: Names | None = Field(None, description="Only these tasks.")
     subset: int | None = Field(None, ge=1, description="An evenly spaced subset of this many tasks.")
     shard: str | None = Field(None, description="i/n: the i-th of n parts of the selection, for sharding by hand.")
+    shards: int | None = Field(
+        None, ge=1, le=1000, description="Roll each model out in this many jobs; null: in the process that plans."
+    )
+    slurm: Slurm = Field(Slurm.model_validate({}), description="Resources of the jobs that are queued on a cluster.")
     seed: int = Field(0, ge=0, description="Enters the seed of every step beside task and step.")
     seeds: int = Field(1, ge=1, le=100, description="Repeats of every row; repeat r lies in `{setting}-r{r}`.")
     tasks_in_flight: int = Field(8, ge=1, le=1000, description="Tasks that wait for a reply at the same time.")
@@ -115,6 +120,12 @@ class Config(Strict):
     def _shard(cls, value: str | None) -> str | None:
         parse_shard(value)
         return value
+
+    @model_validator(mode="after")
+    def _one_division(self) -> Config:
+        if self.shard is not None and self.shards is not None:
+            raise ValueError("shard: null (a run with shards divides the tasks itself)")
+        return self
 
     def world_row(self, name: str) -> WorldRow:
         """The typed row of a world model. Raises InvalidInput."""

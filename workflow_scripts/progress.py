@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,7 @@ class Progress:
         log: plain log file.
         steps_total, steps_done: predictions asked for, and those that lay there at the start.
         tasks_total, tasks_done: trajectories likewise.
+        observe: where the work is done by other processes: says how many steps and tasks are done now.
     """
 
     log: Path
@@ -45,6 +46,7 @@ class Progress:
     stream: TextIO = field(default_factory=lambda: sys.stderr)
     model_failures: Counter[str] = field(default_factory=Counter)
     infrastructure: dict[str, FailedJob] = field(default_factory=dict)
+    observe: Callable[[], tuple[int, int]] | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,6 +70,7 @@ class Progress:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._look()
         self._show(self.line(), final=True)
 
     @contextmanager
@@ -140,10 +143,18 @@ class Progress:
         seconds = 0
         while not self._stop.wait(1):
             seconds += 1
+            if seconds % 15 == 0:
+                self._look()
             if self._in_place or seconds % 15 == 0:
                 self._show(self.line())
             if seconds % 30 == 0:
                 self.event(self.line())
+
+    def _look(self) -> None:
+        if self.observe is not None:
+            steps, tasks = self.observe()
+            with self._lock:
+                self.steps_done, self.tasks_done = steps, tasks
 
     def _show(self, line: str, final: bool = False) -> None:
         if self._in_place:

@@ -15,14 +15,14 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from snakemake.io import ancient
 from snakemake.logging import logger
 
-from . import act, predict, rollout_results, trajectory
+from . import act, predict, rollout_results, shard, slurm, trajectory
 from .chain import (
     act_identity,
     first_stale,
@@ -43,6 +43,8 @@ from .records import read_json, write_bytes, write_json
 from .tasks import Task
 
 LOGS = Path("results/logs")
+STEP_RULES = ("act", "predict", "trajectory")
+STEP_FILES = ("action.json", "prediction.json", "trajectory.json")
 
 
 class Run:
@@ -56,8 +58,12 @@ class Run:
         here = Path(config.tasks).exists() or not beside.exists()
         self.rows = Rows(config, Path(config.tasks) if here else beside)
         self.progress: Progress | None = None
+        self.checks: list[Callable[[set[str]], list[str]]] = []
+        """Preflights of other stages: called with the names of the rules that are going to run."""
         self.locks = TargetLocks(".snakemake/guiloop.locks")
         self._stale: dict[Path, int | None] = {}
+        self._found: dict[Path, int | None] = {}
+        self._leftovers: dict[str, list[str]] = {}
         # A waiting job claims no core, so something else must bound how many wait at a time.
         workflow.global_resources["tasks_in_flight"] = config.tasks_in_flight
 
@@ -65,6 +71,10 @@ class Run:
 
     def rollout_targets(self) -> list[str]:
         return [str(row.folder / "rollout_results.json") for row in self.rows]
+
+    def trajectory_targets(self) -> list[str]:
+        """All trajectories: what a shard's inner run makes."""
+        return [str(row.folder / task.task_id / "trajectory.json") for row in self.rows for task in row.tasks]
 
     def screen_before(self, w: Any) -> Any:
         row, task, step = self._step(w)
@@ -83,13 +93,32 @@ class Run:
         return self._link(row, task, last, 2 * task.step_budget)
 
     def trajectories(self, w: Any) -> list[str]:
+        """The row's trajectories, or the manifests of the shard jobs that are going to make them."""
         row = self.rows.get(w.model, w.setting)
         files = [str(row.folder / task.task_id / "trajectory.json") for task in row.tasks]
+        self._trust_content()
+        shards = [str(part.manifest) for part in self._open_shards(row)]
+        if shards or self.config.shards is not None:
+            self._refuse_forced_steps()
+        if shards:
+            # A manifest that lies there hides nothing: its job runs whenever a task of its shard is not complete.
+            self.workflow.dag.forcefiles.update(shards)
+            return shards
         if all(self._first_stale(row, task) is None for task in row.tasks):
             if results_hold(row):
                 return [ancient(file) for file in files]
             self.workflow.dag.forcefiles.add(str(row.folder / "rollout_results.json"))
         return files
+
+    def stale(self, row: Row, task: Task) -> bool:
+        """Whether anything of a task's rollout must be made (again)."""
+        return self._first_stale(row, task) is not None
+
+    def trajectory_input(self, row: Row, task: Task) -> str:
+        """What must be there before a task's trajectory can be read, where a shard job makes it: the whole row."""
+        if self._open_shards(row):
+            return str(row.folder / "rollout_results.json")
+        return str(row.folder / task.task_id / "trajectory.json")
 
     def act_identity(self, w: Any) -> str:
         return act_identity(*self._step(w))
@@ -134,13 +163,20 @@ class Run:
         """
         folder = row.folder / task.task_id
         if folder not in self._stale:
-            found = first_stale(row, task)
+            found = self._first_missing(row, task)
             forced = self._forced(row, task)
             position = min((p for p in (found, forced) if p is not None), default=None)
             if position is not None:
                 self.workflow.dag.forcefiles.add(str(folder / position_name(task, position)))
             self._stale[folder] = position
         return self._stale[folder]
+
+    def _first_missing(self, row: Row, task: Task) -> int | None:
+        """`first_stale`, asked once per run."""
+        folder = row.folder / task.task_id
+        if folder not in self._found:
+            self._found[folder] = first_stale(row, task)
+        return self._found[folder]
 
     def _forced(self, row: Row, task: Task) -> int | None:
         """The first position that ``--forcerun`` names, by rule or by file."""
@@ -158,30 +194,102 @@ class Run:
                     return position
         return 2 * task.step_budget if "trajectory.json" in files or "trajectory" in rules else None
 
+    # --- shards -------------------------------------------------------------------------------------------------------
+
+    def _shard(self, model: str, index: int, count: int) -> shard.Shard:
+        return shard.Shard(model, index, count, tuple(row for row in self.rows if row.model == model))
+
+    def _open_shards(self, row: Row) -> list[shard.Shard]:
+        """The row's shards that have a task of it to do; none where its steps are planned one by one."""
+        mine = [other for other in self.rows if other.model == row.model]
+        count = shard.count_of(self.config, row.model, mine) if row in mine else 0
+        todo = {
+            position % count + 1
+            for position, task in enumerate(row.tasks)
+            if count and self._first_missing(row, task) is not None
+        }
+        return [self._shard(row.model, index, count) for index in sorted(todo)]
+
+    def _refuse_forced_steps(self) -> None:
+        dag = self.workflow.dag
+        forced = [rule.name for rule in dag.forcerules] + list(map(str, dag.forcefiles))
+        steps = [name for name in forced if name in STEP_RULES or Path(name).name in STEP_FILES]
+        if steps:
+            raise InvalidInput(
+                "--forcerun",
+                steps[0],
+                "no step or task: a run with shards plans whole shards",
+                steps[0],
+                "shards=null, or delete the files that are to be made again",
+            )
+
+    def _trust_content(self) -> None:
+        """Keeps Snakemake from rerunning `rollout_results` because a run with other shards recorded other inputs.
+
+        Its inputs are manifests with shards and trajectories without; whether these hold is decided by content.
+        """
+        persistence = self.workflow.persistence
+        changed = type(persistence).input_changed
+
+        def input_changed(job: Any, file: Any = None) -> Any:
+            return [] if job.rule.name == "rollout_results" else changed(persistence, job, file)
+
+        persistence.input_changed = input_changed
+
+    def shard_resource(self, w: Any, name: str) -> str | int | None:
+        """A resource of a shard's job, under the executor plugin's name; None leaves it to the cluster."""
+        after = self._running_shards(w.model) if name == "slurm_extra" else []
+        return self.config.slurm.resources(self._shard_kind(w.model), after)[name]
+
+    def _shard_kind(self, model: str) -> slurm.Kind:
+        return "gpu_shard" if shard.needs_gpu(self.config.world_row(model)) else "cpu_shard"
+
+    def _running_shards(self, model: str) -> list[str]:
+        """Cluster jobs of this model that a dead run left behind; new ones start after their end and resume there."""
+        if not self._submits():
+            return []
+        if model not in self._leftovers:
+            self._leftovers[model] = slurm.leftovers(Path.cwd(), f"rule_shard_wildcards_{model}_")
+        return self._leftovers[model]
+
+    def _submits(self) -> bool:
+        """Whether this process hands jobs to SLURM."""
+        return bool(self.workflow.is_main_process and self.workflow.non_local_exec and not self.workflow.dryrun)
+
+    def shard(self, w: Any, output: Any, log: Any) -> None:
+        part = self._shard(w.model, int(w.shard), int(w.shards))
+        cores = self.config.slurm.job(self._shard_kind(w.model)).cpus or 1
+        command = shard.inner_command(str(self.workflow.main_snakefile), str(self.workflow.basedir), cores)
+
+        def stopping() -> bool:
+            return self.workflow.scheduler._user_kill is not None
+
+        self.job(output[0], log[0], lambda: shard.main(part, self.config, command, Path(output[0]), stopping))
+
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def act(self, w: Any, output: Any, log: Any) -> None:
         row, task, step = self._step(w)
-        self._job(output[0], log[0], lambda: act.main(row, task, step, Path(output[0])))
+        self.job(output[0], log[0], lambda: act.main(row, task, step, Path(output[0])))
 
     def predict(self, w: Any, output: Any, log: Any) -> None:
         row, task, step = self._step(w)
-        self._job(output[0], log[0], lambda: predict.main(row, task, step, Path(output[0])))
+        self.job(output[0], log[0], lambda: predict.main(row, task, step, Path(output[0])))
         if self.progress:
             record = read_record(Path(output[0]))
             self.progress.step_done(record["failure"]["code"] if record["status"] == "failed" else None)
 
     def trajectory(self, w: Any, output: Any, log: Any) -> None:
         row, task = self._task(w)
-        reason = self._job(output[0], log[0], lambda: trajectory.main(row, task, Path(output[0])))
+        reason = self.job(output[0], log[0], lambda: trajectory.main(row, task, Path(output[0])))
         if self.progress:
             self.progress.task_done(f"{row.model}/{row.setting}/{task.task_id}", reason)
 
     def rollout_results(self, w: Any, output: Any, log: Any) -> None:
         row = self.rows.get(w.model, w.setting)
-        self._job(output[0], log[0], lambda: rollout_results.main(row, Path(output[0])))
+        self.job(output[0], log[0], lambda: rollout_results.main(row, Path(output[0])))
 
-    def _job(self, target: str, log: str, work: Callable[[], str]) -> str:
+    def job(self, target: str, log: str, work: Callable[[], str]) -> str:
         """Runs a job's work; what goes wrong is written to its log and counted, then raised for Snakemake."""
         name = target.removeprefix(f"{ROLLOUTS}/")
         if self.progress is None:  # a job in a process of its own, without the default profile
@@ -214,14 +322,25 @@ class Run:
         jobs = list(self.workflow.dag.needrun_jobs())
         write_bytes(LOGS / ".writable", b"")  # a full or read-only results folder shows here, not after an hour
         self.locks.acquire(sorted({_lock_name(str(file)) for job in jobs for file in job.output}))
-        rollouts = [job for job in jobs if job.rule.name in ("act", "predict", "trajectory")]
+        rollouts = [job for job in jobs if job.rule.name in STEP_RULES]
+        parts = [
+            self._shard(job.wildcards.model, int(job.wildcards.shard), int(job.wildcards.shards))
+            for job in jobs
+            if job.rule.name == "shard"
+        ]
+        if both := {job.wildcards.model for job in rollouts} & {part.model for part in parts}:
+            model = sorted(both)[0]
+            expected = f"steps of {model} either in shards or one by one, not both in one run"
+            raise InvalidInput("target", model, expected, "both", "shards=null, or leave the single steps out")
         rows = {id(row): row for row in (self.rows.get(j.wildcards.model, j.wildcards.setting) for j in rollouts)}
-        for row in rows.values():
+        for row in [*rows.values(), *(row for part in parts for row in part.rows)]:
             self._claim(row)
-        problems = []
+        problems = self._refused_by_slurm(jobs) if self._submits() else []
         for row in rows.values():
             for part in (row.planner, row.world):
                 problems += [problem for problem in part.preflight() if problem not in problems]
+        for check in self.checks:
+            problems += check({job.rule.name for job in jobs})
         if problems:
             raise InfrastructureFailure("preflight", "this run cannot succeed here:\n  - " + "\n  - ".join(problems))
         self._tune_scheduler()
@@ -229,13 +348,36 @@ class Run:
         steps = sum(task.step_budget for row in self.rows for task in row.tasks)
         tasks = sum(len(row.tasks) for row in self.rows)
         steps, tasks = max(steps, names["predict"]), max(tasks, names["trajectory"])
-        self.progress = Progress(
-            LOGS / "progress.log", steps, steps - names["predict"], tasks, tasks - names["trajectory"]
-        )
+        name = f"progress_{self.config.shard.replace('/', '_of_')}.log" if self.config.shard else "progress.log"
+        done = steps - names["predict"], tasks - names["trajectory"]
+        observe = shard.ShardProgress(parts, *done) if parts else None
+        done = observe() if observe else done
+        self.progress = Progress(LOGS / name, steps, done[0], tasks, done[1], observe=observe)
+        for model in {part.model for part in parts}:
+            if ids := self._running_shards(model):
+                self.rows.notes.append(
+                    f"jobs {', '.join(ids)} of an earlier run of {model} still wait or run; the new ones start after "
+                    f"them and do what is left then (to end them now: scancel {' '.join(ids)})"
+                )
+        shard.end_with_parent()
         for note in self.rows.notes:
             self.progress.event(note)
             print(note, file=sys.stderr)
         self.progress.start()
+
+    def _refused_by_slurm(self, jobs: Sequence[Any]) -> list[str]:
+        """Which jobs SLURM would not take, in its own words; asked once for each set of resources."""
+        asked: dict[tuple[Any, ...], str] = {}
+        for job in jobs:
+            if not job.is_local:
+                resources = {name: job.resources.get(name) for name in (*slurm.OPTIONS, "slurm_extra")}
+                asked.setdefault(tuple(resources.items()), job.rule.name)
+        reasons = {rule: slurm.refusal(dict(resources)) for resources, rule in asked.items()}
+        return [
+            f"SLURM refuses the jobs of rule {rule}: {reason}; see the block `slurm:` of the configuration"
+            for rule, reason in reasons.items()
+            if reason
+        ]
 
     def _claim(self, row: Row) -> None:
         """A row's folder holds one track: refuses to overwrite recorded-action results with planned ones and back."""
@@ -271,6 +413,7 @@ class Run:
         if self.progress is None:
             return
         self.progress.stop()
+        shard.report_failures([vars(job) for job in self.progress.infrastructure.values()])
         text = self.summary(success)
         self.progress.event("run ends\n" + text)
         print(text, file=sys.stderr)
@@ -292,6 +435,7 @@ class Run:
             lines.append(f"{label}: {sum(ends.values())} of {len(row.tasks)} tasks complete ({counts})")
             if success:
                 lines.append(f"  results: {row.folder}/rollout_results.json")
+        lines += [line for row in self.rows for part in self._open_shards(row) for line in part.trouble()]
         failed = list(self.progress.infrastructure.values()) if self.progress else []
         if failed:
             lines.append(f"{len(failed)} targets stopped on infrastructure; everything else is kept:")
@@ -317,6 +461,8 @@ def command() -> str:
 
 
 def _lock_name(file: str) -> str:
-    """What is locked for an output: its task's folder for a rollout's files, else the file itself."""
+    """What is locked for an output: a rollout's whole task, all shards of a model at once, else the file itself."""
     parts = Path(file).parts
+    if parts[:2] == shard.SHARDS.parts:
+        return "/".join(parts[:3])
     return "/".join(parts[:5]) if parts[:2] == ROLLOUTS.parts and len(parts) > 5 else file

@@ -1,0 +1,138 @@
+"""What guiloop asks of SLURM: resources of each kind of job, whether it would take them, which jobs are left over.
+
+Submitting and watching is the executor plugin's work (snakemake-executor-plugin-slurm); this module turns the
+``slurm:`` block of the configuration into the resource names that the plugin reads. Left out: several clusters,
+reservations, job arrays (`extra` passes any further option through).
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from .failures import InfrastructureFailure
+
+Kind = Literal["gpu_shard", "cpu_shard", "train"]
+
+CLIENT_TIMEOUT_S = 30.0
+"""Clients of a dead slurmctld wait for minutes."""
+
+
+class SlurmJob(BaseModel):
+    """What one kind of job asks for; null takes the value of `default`, and there the cluster's own."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    partition: str | None = Field(None, description="Partition (sbatch -p).")
+    account: str | None = Field(None, description="Account that is charged (sbatch -A).")
+    qos: str | None = Field(None, description="Quality of service (sbatch --qos).")
+    constraint: str | None = Field(None, description="Features a node must have (sbatch -C), e.g. a100&80g.")
+    gres: str | None = Field(None, description='GPUs (sbatch --gres), e.g. gpu:1 or gpu:a100:1; "" is none.')
+    runtime_min: int | None = Field(None, ge=1, description="Time limit in minutes (sbatch -t).")
+    mem_mb: int | None = Field(None, ge=1, description="Main memory in MB (sbatch --mem).")
+    cpus: int | None = Field(None, ge=1, description="CPU cores (sbatch --cpus-per-task).")
+    extra: str | None = Field(None, description="Further options of sbatch, as on its command line.")
+
+
+NOTHING = SlurmJob.model_validate({})
+
+
+class Slurm(BaseModel):
+    """The ``slurm:`` block: resources of the jobs that are queued. Not part of any identity."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    default: SlurmJob = Field(NOTHING, description="What every kind of job asks for unless it says otherwise.")
+    gpu_shard: SlurmJob = Field(NOTHING, description="Shards of models that need a GPU.")
+    cpu_shard: SlurmJob = Field(NOTHING, description="Shards of models that need none (browser, baselines).")
+    train: SlurmJob = Field(NOTHING, description="Training: collection, updates, evaluation, export.")
+    warn_s: int = Field(
+        120, ge=0, description="Seconds before its time limit at which a job is told to finish; 0 leaves it out."
+    )
+
+    def job(self, kind: Kind) -> SlurmJob:
+        """What a kind of job asks for, `default` filled in."""
+        own: SlurmJob = getattr(self, kind)
+        return own.model_copy(update={k: v for k, v in self.default if getattr(own, k) is None})
+
+    def resources(self, kind: Kind, after: Sequence[str] = ()) -> dict[str, str | int | None]:
+        """The job's resources under the names that the executor plugin reads; None is left to the cluster.
+
+        `after` names jobs that must have ended before this one starts.
+        """
+        job = self.job(kind)
+        # Without "B:" the signal goes to the job's steps, where the work runs; the batch shell would die of it.
+        extra = [f"--signal=TERM@{self.warn_s}"] if self.warn_s else []
+        extra += [f"--dependency=afterany:{':'.join(after)}"] if after else []
+        extra += [job.extra] if job.extra else []
+        return {
+            "slurm_partition": job.partition,
+            "slurm_account": job.account,
+            "qos": job.qos,
+            "constraint": job.constraint,
+            "gres": job.gres or None,
+            "runtime": job.runtime_min,
+            "mem_mb": job.mem_mb,
+            "cpus_per_task": job.cpus,
+            "slurm_extra": " ".join(extra) or None,
+        }
+
+
+OPTIONS = {
+    "slurm_partition": "--partition",
+    "slurm_account": "--account",
+    "qos": "--qos",
+    "constraint": "--constraint",
+    "gres": "--gres",
+    "runtime": "--time",
+    "mem_mb": "--mem",
+    "cpus_per_task": "--cpus-per-task",
+}
+"""Resource name → option of sbatch."""
+
+
+def refusal(resources: Mapping[str, Any]) -> str | None:
+    """Why SLURM would not take a job with these resources, in its own words, or None. Queues nothing; takes a second.
+
+    Raises InfrastructureFailure where no controller answers.
+    """
+    given = [f"{option}={resources[name]}" for name, option in OPTIONS.items() if resources.get(name) is not None]
+    extra = str(resources.get("slurm_extra") or "").split()
+    done = _client(["sbatch", "--test-only", *given, *extra, "--wrap", "true"])
+    if done.returncode == 0:
+        return None
+    said = [line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines()]
+    reasons = [re.sub(r"^(error|allocation failure): ", "", line) for line in said if line]
+    return f"{'; '.join(dict.fromkeys(reasons))} (asked for: {' '.join(given) or 'nothing in particular'})"
+
+
+def leftovers(folder: Path, prefix: str) -> list[str]:
+    """Ids of this user's waiting or running jobs of a working directory whose comment begins with `prefix`.
+
+    The executor plugin comments a job with ``rule_{rule}_wildcards_{values}``. Whoever holds the locks of what such
+    jobs make knows that no living run is behind them.
+    """
+    layout = "%i|%Z|%k"
+    done = _client(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--format={layout}"])
+    if done.returncode:
+        raise InfrastructureFailure("slurm_unreachable", f"squeue failed: {done.stderr.strip()}")
+    rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
+    here = str(folder.resolve())
+    return [row[0] for row in rows if row[1] in (here, str(folder)) and row[2].startswith(prefix)]
+
+
+def _client(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=CLIENT_TIMEOUT_S, check=False)
+    except FileNotFoundError as error:
+        message = f"{command[0]} is not installed on this node; submit from a node that has SLURM's commands"
+        raise InfrastructureFailure("no_slurm", message) from error
+    except subprocess.TimeoutExpired as error:
+        message = f"no answer to {command[0]} within {CLIENT_TIMEOUT_S:.0f} s: is slurmctld up (scontrol ping)?"
+        raise InfrastructureFailure("slurm_unreachable", message) from error
