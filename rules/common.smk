@@ -8,6 +8,7 @@ sys.path.insert(0, str(workflow.basedir))
 from workflow_scripts import config as configuration
 from workflow_scripts.failures import Failure, InvalidInput
 from workflow_scripts.run import Run
+from workflow_scripts.score_run import ScoreRun
 
 
 def refuse_bad_input(function, *arguments):
@@ -29,6 +30,7 @@ configfile: f"{DEFAULTS}/config/config.yaml"
 
 CONFIG = refuse_bad_input(configuration.load, config, MODELS)
 RUN = refuse_bad_input(Run, CONFIG, workflow)
+SCORING = refuse_bad_input(ScoreRun, RUN)
 
 
 wildcard_constraints:

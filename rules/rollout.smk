@@ -20,8 +20,8 @@ rule act:
         record=f"{ROLLOUT}/{{task}}/step_{{step}}/action.json",
     log:
         "results/logs/rollouts/{model}/{setting}/{task}/step_{step}_act.log",
-    threads: 0
     priority: lambda w: int(w.step)
+    threads: 0
     resources:
         tasks_in_flight=1,
     params:
@@ -39,8 +39,8 @@ rule predict:
         record=f"{ROLLOUT}/{{task}}/step_{{step}}/prediction.json",
     log:
         "results/logs/rollouts/{model}/{setting}/{task}/step_{step}_predict.log",
-    threads: 0
     priority: lambda w: int(w.step) + 1
+    threads: 0
     resources:
         tasks_in_flight=1,
     params:
@@ -58,8 +58,8 @@ rule trajectory:
         record=f"{ROLLOUT}/{{task}}/trajectory.json",
     log:
         "results/logs/rollouts/{model}/{setting}/{task}/trajectory.log",
-    threads: 0
     priority: 1000
+    threads: 0
     resources:
         tasks_in_flight=1,
     params:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from .failures import InvalidInput
 from .records import write_bytes
 from .slurm import Slurm
+from .scoring.rows import JudgeRow, Metrics
 from .tasks import Track
 from .worlds.registry import FAMILIES
 from .worlds.rows import WorldRow
@@ -113,6 +114,9 @@ class Config(Strict):
     tasks_in_flight: int = Field(8, ge=1, le=1000, description="Tasks that wait for a reply at the same time.")
     settings: dict[str, Setting] = Field({}, description="Settings by name.")
     planners: dict[str, PlannerRow] = Field({}, description="Planners by name.")
+    judge: Names = Field([], description="Judges that score, keys of `judges`; none: local metrics only.")
+    judges: dict[str, JudgeRow] = Field({}, description="Judges by name.")
+    metrics: Metrics = Field(Metrics.model_validate({}), description="What is measured without a judge.")
     models: dict[str, dict[str, Any]] = Field({}, description="World models by name; see docs/configuration.md.")
 
     @field_validator("shard")
@@ -145,6 +149,12 @@ class Config(Strict):
         if name not in self.planners:
             raise _unknown_name("planner", name, self.planners)
         return self.planners[name]
+
+    def judge_row(self, name: str) -> JudgeRow:
+        """The typed row of a judge. Raises InvalidInput."""
+        if name not in self.judges:
+            raise _unknown_name("judge", name, self.judges)
+        return self.judges[name]
 
     def setting_row(self, name: str) -> Setting:
         """The typed row of a setting. Raises InvalidInput."""
