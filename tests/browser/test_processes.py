@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from workflow_scripts.browser import pool as pool_module
 from workflow_scripts.browser.pool import BrowserPool, shared_pool
 from workflow_scripts.failures import InfrastructureFailure
 from workflow_scripts.identity import bytes_digest
@@ -94,6 +95,24 @@ def test_children_of_either_kind_have_a_pool_of_their_own() -> None:
         with multiprocessing.get_context(method).Pool(2) as workers:
             assert set(workers.map(render_digest, range(4))) == {expected}
     assert render_digest() == expected
+
+
+def test_worn_pages_and_browsers_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "USES_PER_PAGE", 3)
+    monkeypatch.setattr(pool_module, "VISITS_PER_BROWSER", 10)
+    with BrowserPool() as pool, ThreadPoolExecutor(5) as threads:
+        assert len(set(threads.map(lambda _: pool.render(ORDINARY, 200, 200).png, range(40)))) == 1
+
+
+def test_closing_ends_what_is_under_way() -> None:
+    pool = BrowserPool()
+    pool.render("x", 50, 50)
+    with ThreadPoolExecutor(1) as threads:
+        spinning = threads.submit(pool.render, "<script>while(1);</script>", 50, 50, javascript=True, timeout_s=60)
+        time.sleep(0.5)  # lets the page get under way
+        pool.close()
+        with pytest.raises(InfrastructureFailure, match="browser_closed"):
+            spinning.result(ENDS_WITHIN_S)
 
 
 def test_memory_of_many_pages_is_bounded(pool: BrowserPool) -> None:

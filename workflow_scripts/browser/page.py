@@ -179,6 +179,7 @@ class HermeticPage:
         self._document: bytes | None = None
         self._policy = ""
         self._world: int | None = None
+        self._frame = ""
 
     @property
     def browser_version(self) -> str:
@@ -235,9 +236,7 @@ class HermeticPage:
         throws.
         """
         if self._world is None:
-            tree = await self._cdp.send("Page.getFrameTree")
-            frame = tree["frameTree"]["frame"]["id"]
-            world = await self._cdp.send("Page.createIsolatedWorld", {"frameId": frame, "worldName": "guiloop"})
+            world = await self._cdp.send("Page.createIsolatedWorld", {"frameId": self._frame, "worldName": "guiloop"})
             self._world = world["executionContextId"]
         answer = await self._cdp.send(
             "Runtime.evaluate",
@@ -313,6 +312,7 @@ async def open_page(browser: Browser, kind: PageKind) -> HermeticPage:
     context.on("page", lambda popup: asyncio.ensure_future(popup.close()))
     cdp = await context.new_cdp_session(page)
     hermetic = HermeticPage(kind, context, page, cdp, crashed)
+    hermetic._frame = (await cdp.send("Page.getFrameTree"))["frameTree"]["frame"]["id"]
     await context.route("**/*", hermetic._answer)
     if kind.scale != 1:
         # Without an override of its own, this session's screenshots have one pixel per CSS pixel.

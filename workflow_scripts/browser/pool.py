@@ -192,6 +192,7 @@ class BrowserPool:
         self._lock = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._calls: set[concurrent.futures.Future[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._guard: processes.Guard
         self._folder: str
@@ -367,6 +368,8 @@ class BrowserPool:
             self._closed = True
             if self._thread is None:
                 return
+            for call in list(self._calls):
+                call.cancel()
         with contextlib.suppress(concurrent.futures.TimeoutError):
             asyncio.run_coroutine_threadsafe(self._shut_down(), self._loop).result(4 * CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -389,6 +392,8 @@ class BrowserPool:
             coroutine.close()
             raise
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         try:
             return future.result()
         except concurrent.futures.CancelledError as error:
@@ -647,12 +652,6 @@ class BrowserPool:
             self._guard.remove(awaits=pid)
 
     async def _shut_down(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        visits = [task for task in tasks if getattr(task.get_coro(), "__qualname__", "").startswith("BrowserPool.")]
-        for task in visits:
-            task.cancel()
-        if visits:
-            await asyncio.wait(visits, timeout=CLOSE_S)
         await self._stop_driver()
 
 
