@@ -15,7 +15,7 @@ from workflow_scripts.failures import ModelFailure
 
 from .conftest import ORDINARY, Honeypot
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 0.8
 SIZE = (320, 240)
 BENIGN = ORDINARY[: ORDINARY.index("<div class")]
 
@@ -80,7 +80,7 @@ def test_a_nuisance_is_shown(pool: BrowserPool, benign: bytes, name: str) -> Non
 def test_a_heavy_page_ends(pool: BrowserPool, benign: bytes, name: str) -> None:
     """As a picture or as the model's failure, whichever this machine's speed makes it."""
     with contextlib.suppress(ModelFailure):
-        pool.render(HEAVY_WITHOUT_SCRIPT[name], *SIZE, timeout_s=2)
+        pool.render(HEAVY_WITHOUT_SCRIPT[name], *SIZE, timeout_s=1)
     assert pool.render(BENIGN, *SIZE).png == benign
 
 

@@ -77,13 +77,15 @@ _FIXED_FRAMES = """(() => {
 
 # Runs in an isolated world. A page can name a form "fonts" and so shadow document.fonts there as well, hence the
 # functions and getters are taken from the prototypes.
-_LOADED = """async () => {
-  if (Object.getOwnPropertyDescriptor(Document.prototype, 'readyState').get.call(document) !== 'complete')
-    await new Promise(done => addEventListener('load', done));
-}"""
-
-_PREPARE = """async () => {
+_AWAIT_LOAD = """
   const D = Document.prototype, own = (p, n) => Object.getOwnPropertyDescriptor(p, n);
+  if (own(D, 'readyState').get.call(document) !== 'complete') await new Promise(done => addEventListener('load', done));
+"""
+_LOADED = f"async () => {{{_AWAIT_LOAD}}}"
+
+_PREPARE = (
+    f"async () => {{{_AWAIT_LOAD}"
+    """
   const all = s => D.querySelectorAll.call(document, s);
   await own(D, 'fonts').get.call(document).ready;
   for (const a of D.getAnimations.call(document)) {
@@ -99,6 +101,7 @@ _PREPARE = """async () => {
   const sheets = own(D, 'adoptedStyleSheets');
   sheets.set.call(document, [...sheets.get.call(document), sheet]);
 }"""
+)
 
 _RESTYLE = """css => {
   const sheets = Object.getOwnPropertyDescriptor(Document.prototype, 'adoptedStyleSheets'), key = 'guiloopSheet';
@@ -199,8 +202,8 @@ class HermeticPage:
         self._policy = content_security_policy(self.kind.javascript, allow_images)
         # Playwright would wait for ever for the load event of a page that tries to leave before it.
         await self._page.goto(self._url, wait_until="commit", timeout=0)
-        await self.evaluate(_LOADED)
         if self.kind.javascript:
+            await self.evaluate(_LOADED)
             await self._settle()
         await self.evaluate(_PREPARE)
         self._check_url()
