@@ -52,7 +52,7 @@ INTERRUPTIONS = 2
 LAUNCH_S = 30.0
 OPEN_S = 20.0
 CLOSE_S = 3.0
-WATCH_S = 0.1
+WATCH_S = 0.2
 
 _EXPLAINED = {
     "render_timeout": "the page was not done within its time",
