@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import logging
 import os
 import signal
@@ -58,27 +59,30 @@ class Gpu:
     entry: str
     uuid: str
     memory: int
-    free: int
 
 
 def visible_gpus() -> list[Gpu]:
     """The GPUs this process may use, in CUDA's order; empty without a driver or a GPU. Takes no GPU memory."""
-    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    return list(_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+@functools.cache  # asked for at every step, and nvidia-smi takes a second on some nodes
+def _gpus(visible: str | None) -> tuple[Gpu, ...]:
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []
+        return ()
     found: dict[str, Gpu] = {}
     for line in text.splitlines():
-        index, uuid, total, free = (part.strip() for part in line.split(","))
-        mib = [int(value) << 20 if value.isdigit() else 0 for value in (total, free)]
-        found[index] = Gpu(index, uuid, *mib)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        index, uuid, total = (part.strip() for part in line.split(","))
+        found[index] = Gpu(index, uuid, int(total) << 20 if total.isdigit() else 0)
     if visible is None:
-        return list(found.values())
+        return tuple(found.values())
     by_uuid = {gpu.uuid: gpu for gpu in found.values()}
     chosen = [entry.strip() for entry in visible.split(",") if entry.strip()]
-    return [found.get(e) or by_uuid.get(e) or Gpu(e, e, 0, 0) for e in chosen if e != "-1"]
+    # Anything else is a MIG slice, which nvidia-smi does not list this way.
+    return tuple(found.get(entry) or by_uuid.get(entry) or Gpu(entry, entry, 0) for entry in chosen if entry != "-1")
 
 
 def slots(device: str, devices: Sequence[int] | None, split: bool) -> list[Slot]:

@@ -313,7 +313,14 @@ class Server:
         )
         socket = self.folder / "socket"
         socket.unlink(missing_ok=True)
-        config = uvicorn.Config(self.guarded, uds=str(socket), interface="asgi3", log_level="warning", lifespan="off")
+        config = uvicorn.Config(
+            self.guarded,
+            uds=str(socket),
+            interface="asgi3",
+            log_level="warning",
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
         server = uvicorn.Server(config)
         threading.Thread(target=self.watch, name="watch", daemon=True).start()
         threading.Thread(target=self.work, name="pipeline", daemon=True).start()
