@@ -1,4 +1,4 @@
-"""Judge calls: what is shown, how strictly replies are read, the prefix rules, and calls against a real local server."""
+"""Judge calls: what is shown, how strictly replies are read, prefix rules, and calls against a real local server."""
 
 from __future__ import annotations
 

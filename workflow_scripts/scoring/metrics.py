@@ -89,7 +89,7 @@ def ssim(true: Frame, predicted: Frame) -> float:
     c1 = (.01·255)², c2 = (.03·255)². Source: Wang et al. 2004, doi:10.1109/TIP.2003.819861. Fooled by blank screens
     (.6–.9) and by copies; blind to hue. Takes two (H, W, 3) uint8 frames of one size; returns a float in [0, 1].
     """
-    return _clip(float(_similarity(_gray(true), _gray(predicted)).ssim.mean()))
+    return _clip(_mean_inside(_similarity(_gray(true), _gray(predicted)).ssim))
 
 
 def ms_ssim(true: Frame, predicted: Frame) -> float:
@@ -107,7 +107,7 @@ def ms_ssim(true: Frame, predicted: Frame) -> float:
     product = 1.0
     for scale, weight in enumerate(weights):
         maps = _similarity(a, b)
-        mean = float((maps.ssim if scale == scales - 1 else maps.structure).mean())
+        mean = _mean_inside(maps.ssim if scale == scales - 1 else maps.structure)
         product *= max(mean, 0.0) ** float(weight)
         a, b = _half(a), _half(b)
     return _clip(product)
@@ -388,19 +388,24 @@ def _similarity(a: NDArray[Any], b: NDArray[Any]) -> _Maps:
     return _Maps(luminance * structure, structure, variance_x, variance_y)
 
 
+def _mean_inside(values: Floats) -> float:
+    """Mean without the 5 pixels along the edges, where the window hangs over (the original's rule)."""
+    return float((values[5:-5, 5:-5] if min(values.shape) > 10 else values).mean())
+
+
 def _kept(true: Frame, candidate: Frame, region: Mask) -> float:
     """`stay` within `region` of frames that are already aligned."""
     crop = _box(region)
     maps = _similarity(true[crop], candidate[crop])
-    variance = np.maximum(maps.variance_a, maps.variance_b).max(axis=2)
+    variance = _largest(np.maximum(maps.variance_a, maps.variance_b))
     weights = (np.minimum(variance, 400.0) + 1.0) * region[crop]
-    return _clip(float((maps.ssim.mean(axis=2) * weights).sum() / weights.sum()))
+    return _clip(float((_mean3(maps.ssim) * weights).sum() / weights.sum()))
 
 
 def _error(true: Frame, candidate: Frame, region: Mask) -> float:
     crop = _box(region)
     a, b = (cv2.GaussianBlur(frame[crop].astype(np.float32), (0, 0), 1.5) for frame in (true, candidate))
-    return float(np.abs(a - b).mean(axis=2)[region[crop]].mean())
+    return float(_mean3(cv2.absdiff(a, b))[region[crop]].mean())
 
 
 def _aligned(true: Frame, candidate: Frame, region: Mask) -> Frame:
@@ -429,7 +434,16 @@ def _box(region: Mask) -> tuple[slice, slice]:
 
 
 def _differs(a: Frame, b: Frame, threshold: int = NOTICEABLE) -> Mask:
-    return np.asarray(cv2.absdiff(a, b).max(axis=2) > threshold)
+    return np.asarray(_largest(cv2.absdiff(a, b)) > threshold)
+
+
+def _largest(values: NDArray[Any]) -> NDArray[Any]:
+    """Largest of three channels; numpy's ``max(axis=2)`` takes ten times as long, since the axis is so short."""
+    return np.asarray(np.maximum(np.maximum(values[..., 0], values[..., 1]), values[..., 2]))
+
+
+def _mean3(values: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray((values[..., 0] + values[..., 1] + values[..., 2]) / 3)
 
 
 def _smooth(frame: Frame) -> Frame:
