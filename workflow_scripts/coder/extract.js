@@ -8,7 +8,7 @@
   const D = Document.prototype, E = Element.prototype;
   const rootOf = getter(D, 'documentElement'), bodyOf = getter(D, 'body'), every = method(D, 'getElementsByTagName');
   const animations = method(D, 'getAnimations'), walk = method(D, 'createTreeWalker'), make = method(D, 'createElement');
-  const stack = method(D, 'elementsFromPoint'), rectOf = method(E, 'getBoundingClientRect'), rectsOf = method(E, 'getClientRects');
+  const at = method(D, 'elementFromPoint'), rectOf = method(E, 'getBoundingClientRect'), rectsOf = method(E, 'getClientRects');
   const tagOf = getter(E, 'tagName'), check = method(E, 'checkVisibility'), contains = method(Node.prototype, 'contains');
   const parentOf = getter(Node.prototype, 'parentElement');
   const htmlStyle = getter(HTMLElement.prototype, 'style'), svgStyle = getter(SVGElement.prototype, 'style');
@@ -30,25 +30,39 @@
     return e.type === 'password' && e.value ? '•'.repeat(e.value.length) : e.value || e.placeholder || '';
   }
 
+  // Where words lie on one another: 0 for those with something opaque between them and the reader. Hit tests are slow
+  // (a second each in a line of thousands of elements), so only such words are tested.
+  function hitTest(words, owner, sx, sy) {
+    const order = words.map((_, i) => i).sort((i, j) => words[i][2] - words[j][2]), crossed = new Set();
+    for (let a = 0; a < order.length; a++) {
+      const [, x, y, w, h] = words[order[a]];
+      for (let b = a + 1; b < order.length; b++) {
+        const [, x2, y2, w2, h2] = words[order[b]];
+        if (y2 >= y + h) break;
+        if (x2 + 1 < x + w && x + 1 < x2 + w2 && y2 + 0.25 * h2 < y + 0.75 * h && y + 0.25 * h < y2 + 0.75 * h2) crossed.add(order[a]).add(order[b]);
+      }
+    }
+    const opaque = e => { const cs = getComputedStyle(e); return cs.backgroundImage !== 'none' || !/^(transparent|rgba\()/.test(cs.backgroundColor); };
+    for (const i of crossed) {
+      const [, x, y, w, h] = words[i];
+      let e = at(document, x - sx + w / 2, y - sy + h / 2);         // null below the fold: unknown
+      if (!e || contains(owner[i], e)) continue;
+      for (; e && !contains(e, owner[i]); e = parentOf(e)) if (opaque(e)) { words[i][5] = 0; break; }
+    }
+  }
+
   function read(limits) {
     still();
     const root = rootOf(document), body = bodyOf(document) || root;
     const all = Array.prototype.slice.call(every(document, '*'), 0, limits.elements);
     // The hit test below must not be blinded by a cover that lets clicks through.
     for (const e of all) set(e, 'pointer-events', 'auto');
-    const sx = scrollX, sy = scrollY, width = innerWidth, words = [], boxes = [];
+    const sx = scrollX, sy = scrollY, width = innerWidth, words = [], holder = [], boxes = [];
     const pageHeight = Math.max(root.scrollHeight, body.scrollHeight), height = Math.min(pageHeight, limits.height);
     const inside = r => r.width >= 1 && r.height >= 1 && r.right + sx > 0 && r.bottom + sy > 0 && r.left + sx < width && r.top + sy < height;
     const shown = e => check(e, {opacityProperty: true, visibilityProperty: true});
     const opaque = e => { const cs = getComputedStyle(e); return cs.backgroundImage !== 'none' || !/^(transparent|rgba\()/.test(cs.backgroundColor); };
-    const onTop = (r, e) => {                       // 0 if something opaque lies between the word and the reader
-      for (const h of stack(document, r.left + r.width / 2, r.top + r.height / 2)) {
-        if (contains(e, h) || contains(h, e)) return 1;
-        if (opaque(h)) return 0;
-      }
-      return 1;                                     // below the fold: unknown
-    };
-    const push = (text, r, e) => { words.push([text, r.left + sx, r.top + sy, r.width, r.height, onTop(r, e)]); owners.add(e); };
+    const push = (text, r, e) => { words.push([text, r.left + sx, r.top + sy, r.width, r.height, 1]); holder.push(e); owners.add(e); };
 
     const walker = walk(document, body, NodeFilter.SHOW_TEXT), range = new Range();
     for (let n; words.length < limits.words && (n = walker.nextNode());) {
@@ -91,6 +105,7 @@
       if (b) boxes.push([rect.left + sx, rect.bottom + sy - b, rect.width, b, 0]);
       if (l) boxes.push([rect.left + sx, rect.top + sy, l, rect.height, 0]);
     }
+    hitTest(words, holder, sx, sy);
     return {words, boxes, pageHeight, pictureHeight: height};
   }
 
