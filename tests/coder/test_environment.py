@@ -1,5 +1,6 @@
 """Episodes and sessions with the real renderer: turns, ends, failures of either kind, eviction."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from workflow_scripts.coder.environment import (
 )
 from workflow_scripts.coder.pages import procedural_page
 from workflow_scripts.coder.scorers import OriginalScorer, VisibleScorer, extract_html, make_scorer
-from workflow_scripts.failures import InfrastructureFailure
+from workflow_scripts.coder.tasksets import load_folder
+from workflow_scripts.failures import InfrastructureFailure, InvalidInput
 
 PAGE = procedural_page("easy", "train", 3)
 BLANK = "<!DOCTYPE html><html><body></body></html>"
@@ -90,6 +92,15 @@ def test_a_page_that_cannot_be_rendered_is_worth_nothing_and_says_why(camera: Ca
     assert seen.render is None
 
 
+def test_a_task_without_a_visible_page_is_refused(camera: Camera, tmp_path: Path) -> None:
+    (tmp_path / "blank.html").write_text("<p style='color:#fff'>white</p>")
+    (tmp_path / "huge.html").write_text("x" * 100_000)
+    for task in load_folder(tmp_path):
+        scorer = VisibleScorer(camera=Camera(camera.pool, max_chars=99_999))
+        with pytest.raises(InvalidInput, match="remove the page"):
+            Environment(scorer=scorer, tasks=load_folder(tmp_path)).reset(task_id=task.id)
+
+
 def test_a_broken_renderer_is_nobodys_reward() -> None:
     pool = BrowserPool()
     env = environment(VisibleScorer(camera=Camera(pool)))
@@ -99,6 +110,7 @@ def test_a_broken_renderer_is_nobodys_reward() -> None:
         env.step(PAGE.html)
     assert env.observation is not None
     assert env.observation.turn == 0
+    assert env.infrastructure_failures == 1
 
 
 def test_the_original_reward_pays_for_what_ours_does_not(camera: Camera, scorer: VisibleScorer) -> None:

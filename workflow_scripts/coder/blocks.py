@@ -31,6 +31,8 @@ Image = npt.NDArray[np.uint8]
 _SCRIPT = Path(__file__).with_name("extract.js").read_text("utf-8")
 READER_VERSION = 1
 """To be raised by hand whenever a change here can change a snapshot of an unchanged page."""
+MAX_CHARS = 100_000
+"""Longest document rendered: far above a real page, below what a raster of coloured shadows needs."""
 INK = 16  # a pixel is text if removing the text changes a channel by more than this
 EDGE = 3  # a box has an edge where inside and outside differ by more than this in a channel
 
@@ -112,7 +114,7 @@ class Camera:
     Args:
         pool: the house's pool by default.
         limits: what of a page is read.
-        max_chars: longest document taken (a raster of coloured shadows needs more than a page does).
+        max_chars: longest document taken.
         timeout_s: seconds a page may take.
     """
 
@@ -120,7 +122,7 @@ class Camera:
         self,
         pool: BrowserPool | None = None,
         limits: Limits = Limits(),
-        max_chars: int = 100_000,
+        max_chars: int = MAX_CHARS,
         timeout_s: float = 10.0,
     ) -> None:
         self._pool, self.limits, self.max_chars, self.timeout_s = pool, limits, max_chars, timeout_s

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..failures import InfrastructureFailure
 from .pages import LEVELS, SPLITS, PageTask
 from .scorers import Score, Scorer, VisibleScorer
 from .tasksets import ProceduralSet, TaskSet
@@ -91,7 +92,11 @@ class Observation:
 class Environment:
     """One episode at a time; not for use from several threads at once.
 
-    A step whose renderer fails (`InfrastructureFailure`) raises, takes no turn and can be repeated.
+    A step whose renderer fails (`InfrastructureFailure`) raises, is counted, takes no turn and can be repeated.
+
+    Attributes:
+        task, last: the task and the last score, for a viewer or a trainer; not for a policy.
+        infrastructure_failures: how many steps failed by our fault.
     """
 
     def __init__(
@@ -105,6 +110,7 @@ class Environment:
         self.tasks: TaskSet = tasks or ProceduralSet()
         self.task: PageTask | None = None
         self.last: Score | None = None
+        self.infrastructure_failures = 0
         self._seeds = itertools.count()
         self._observation: Observation | None = None
 
@@ -119,7 +125,7 @@ class Environment:
         """Starts an episode: of `task_id`, else of the task that `seed` picks, else of the next of a running count.
 
         Raises:
-            KeyError: no such task. ValueError: no such level or split, or max_turns < 1.
+            KeyError: no such task. ValueError: no such level or split, or max_turns < 1. InvalidInput: a bad page.
             InfrastructureFailure: the renderer is at fault; nothing has changed.
         """
         if max_turns is not None and max_turns < 1:
@@ -142,7 +148,11 @@ class Environment:
             raise NoEpisode("no episode: call reset first")
         if before.done:
             raise EpisodeDone(f"the episode is over ({before.reason}); call reset")
-        score = self.scorer.score(self.task, html)
+        try:
+            score = self.scorer.score(self.task, html)
+        except InfrastructureFailure:
+            self.infrastructure_failures += 1
+            raise
         self.last = score
         best, turn = max(before.best, score.total), before.turn + 1
         reason = "success" if score.total >= self.config.success else "max_turns" if turn >= before.max_turns else None

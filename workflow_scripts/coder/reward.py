@@ -203,7 +203,7 @@ def _words(a: Snapshot, b: Snapshot, config: RewardConfig) -> _Words:
     score, coverage, i, j = _f_measure(_weight(a.rects, config.area), _weight(b.rects, config.area), q, config.chance)
     weight = _weight(a.rects, config.area)[i]
     total = weight.sum()
-    means = {name: float((weight * qualities[name][i, j]).sum() / total) if total else 0.0 for name in names}
+    means = {name: min(1.0, float((weight * qualities[name][i, j]).sum() / total)) if total else 0.0 for name in names}
     return _Words(score, coverage, means, list(zip(i.tolist(), j.tolist(), strict=True)))
 
 
@@ -234,8 +234,9 @@ def _f_measure(
     keep = q[i, j] > 1e-3
     i, j = i[keep], j[keep]
     pair, everything = wa[i] + wb[j], wa.sum() + wb.sum()
-    score = float((pair * q[i, j]).sum() / everything)
-    return max(0.0, (score - chance) / (1 - chance)), float(pair.sum() / everything), i, j
+    # Sums in another order may exceed one another by an ulp.
+    score = min(1.0, float((pair * q[i, j]).sum() / everything))
+    return max(0.0, (score - chance) / (1 - chance)), min(1.0, float(pair.sum() / everything)), i, j
 
 
 def _text(a: list[str], b: list[str]) -> Matrix:

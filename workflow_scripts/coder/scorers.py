@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from ..failures import ModelFailure
+from ..failures import InvalidInput, ModelFailure
 from ..identity import bytes_digest
 from . import original
 from .blocks import Camera, Snapshot
@@ -51,7 +51,7 @@ class Scorer(Protocol):
         """The screenshot that a policy sees."""
 
     def score(self, task: PageTask, reply: str) -> Score:
-        """The score of a model's reply. Raises InfrastructureFailure."""
+        """The score of a model's reply. Raises InfrastructureFailure, or InvalidInput for a task that is no page."""
 
     def record(self) -> dict[str, Any]:
         """What changes a score; part of identities."""
@@ -109,9 +109,18 @@ class VisibleScorer:
         self._references: Cache[Snapshot] = Cache(references)
 
     def reference(self, task: PageTask) -> Snapshot:
-        """What can be seen of the task's own page. A page that cannot be rendered raises ModelFailure: a bad task."""
-        key = _key(task)
-        return self._references.get(key, lambda: self.camera.look(task.html, task.width, task.height))
+        """What can be seen of the task's own page. Raises InvalidInput if that is nothing, or it cannot be rendered."""
+
+        def look() -> Snapshot:
+            try:
+                seen = self.camera.look(task.html, task.width, task.height)
+            except ModelFailure as failure:
+                raise _bad(task, str(failure)) from failure
+            if not (seen.text or len(seen.boxes)):
+                raise _bad(task, "a page without a visible word or box")
+            return seen
+
+        return self._references.get(_key(task), look)
 
     def reference_png(self, task: PageTask) -> bytes:
         """See `Scorer`."""
@@ -144,7 +153,13 @@ class OriginalScorer:
         return original.look(self.camera.pool, html, task.width, task.height, reply=reply, **options)
 
     def _reference(self, task: PageTask) -> original.OriginalPage:
-        return self._references.get(_key(task), lambda: self._look(task.html, task))
+        def look() -> original.OriginalPage:
+            try:
+                return self._look(task.html, task)
+            except ModelFailure as failure:
+                raise _bad(task, str(failure)) from failure
+
+        return self._references.get(_key(task), look)
 
     def reference_png(self, task: PageTask) -> bytes:
         """See `Scorer`."""
@@ -172,6 +187,10 @@ def make_scorer(name: str, config: RewardConfig = DEFAULT, camera: Camera | None
     if name == "original":
         return OriginalScorer(camera)
     raise ValueError(f"reward {name!r}: expected visible or original")
+
+
+def _bad(task: PageTask, found: str) -> InvalidInput:
+    return InvalidInput(task.id, "html", "a page that can be rendered and seen", found, "remove the page from the set")
 
 
 def _key(task: PageTask) -> str:

@@ -30,7 +30,7 @@ from openenv.core.env_server import create_app
 from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata, ResetRequest, StepRequest
 from pydantic import BaseModel, Field
 
-from ..failures import Failure, InfrastructureFailure, ModelFailure
+from ..failures import Failure, InfrastructureFailure, InvalidInput, ModelFailure
 from .blocks import Camera, decode_png
 from .environment import (
     Environment,
@@ -188,6 +188,7 @@ _STATUS: dict[type[Exception], int] = {
     NoEpisode: 404,
     TooManySessions: 503,
     ModelFailure: 422,
+    InvalidInput: 422,
     InfrastructureFailure: 503,
 }
 

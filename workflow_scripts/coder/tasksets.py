@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from ..failures import InvalidInput
 from ..identity import bytes_digest, seed_of
+from .blocks import MAX_CHARS
 from .pages import DESKTOP, LEVELS, SPLITS, PageTask, procedural_page, procedural_task
 
-MAX_CHARS = 1_000_000
 HELDOUT_PERCENT = 20
 
 
