@@ -88,7 +88,7 @@ class VimoWorld(LocalImageWorld):
 
         faults = super().preflight() + missing_key(self._vimo.text_api_key_env, "text_api_key_env")
         if find_spec("rapidocr") is None or find_spec("onnxruntime") is None:
-            faults.append("the packages rapidocr and onnxruntime are missing; install the extra `vimo`")
+            faults.append("the packages rapidocr and onnxruntime are missing; install the extra `ocr`")
         return faults
 
     def predict(self, request: StepRequest) -> Prediction:
@@ -195,7 +195,7 @@ def read_texts(image: Image) -> list[Text]:
             try:
                 from rapidocr import RapidOCR
             except ImportError as error:
-                message = "the package rapidocr is missing; install the extra `vimo`"
+                message = "the package rapidocr is missing; install the extra `ocr`"
                 raise InfrastructureFailure("missing_package", message) from error
             _reader = RapidOCR(params={"Global.log_level": "error"})
         found = _reader(numpy.asarray(image)[:, :, ::-1])  # it expects BGR
