@@ -22,6 +22,7 @@ from pathlib import Path
 from ..failures import InfrastructureFailure
 
 VARIABLE = "GUILOOP_BROWSER"
+DRIVER_COMMAND = "apt-get install -y --no-install-recommends libatomic1"
 INSTALL_COMMANDS = ("playwright install --only-shell chromium", "apt-get install chromium-headless-shell")
 
 _SHELLS = (
@@ -130,6 +131,47 @@ def _is_snap(path: Path) -> bool:
     return head.startswith(b"#!") and b"/snap/" in head
 
 
+def check_driver() -> None:
+    """Starts Playwright's bundled Node.js, which needs a library (libatomic) that a minimal system lacks.
+
+    Raises InfrastructureFailure('driver_unavailable') with the mending command.
+    """
+    import playwright
+
+    node = Path(playwright.__file__).parent / "driver" / "node"
+    try:
+        done = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        said, good = done.stderr.strip(), done.returncode == 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, good = str(error), False
+    if not good:
+        raise InfrastructureFailure(
+            "driver_unavailable",
+            f"Playwright's Node.js does not start: {said[-500:]}. On Debian or Ubuntu, as root: `{DRIVER_COMMAND}`",
+        )
+
+
+def _mend_driver() -> None:
+    """Installs what the driver lacks, as root on Debian; else raises as `check_driver` does."""
+    try:
+        check_driver()
+    except InfrastructureFailure:
+        if not _apt():
+            raise
+        _run(["apt-get", "update", "-qq"])
+        _run(DRIVER_COMMAND.split())
+        check_driver()
+
+
+def _apt() -> bool:
+    return bool(shutil.which("apt-get")) and os.geteuid() == 0
+
+
+def _run(command: list[str]) -> int:
+    print("running:", " ".join(command), file=sys.stderr, flush=True)
+    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
+
+
 def install() -> Browser:
     """Installs a headless Chromium where none is found and returns it; an installed one is left as it is.
 
@@ -142,15 +184,15 @@ def install() -> Browser:
         if os.environ.get(VARIABLE):
             raise
     commands = [[sys.executable, "-m", "playwright", *INSTALL_COMMANDS[0].split()[1:]]]
-    if shutil.which("apt-get") and os.geteuid() == 0:
+    if _apt():
+        commands.append(["apt-get", "update", "-qq"])
         commands += [
             ["apt-get", "install", "-y", "--no-install-recommends", package]
             for package in ("chromium-headless-shell", "chromium")
         ]
     tried = []
     for command in commands:
-        print("running:", " ".join(command), file=sys.stderr, flush=True)
-        status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+        status = _run(command)
         tried.append(f"`{' '.join(command)}` ended with status {status}")
         try:
             return find_browser()
@@ -170,6 +212,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--install", action="store_true", help="install one when none is found")
     options = parser.parse_args(arguments)
     try:
+        if options.install:
+            _mend_driver()
+        else:
+            check_driver()
         browser = install() if options.install else find_browser()
         print(f"{browser.path} ({browser.version()}, {browser.source})")
     except InfrastructureFailure as failure:

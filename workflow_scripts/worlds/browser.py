@@ -60,10 +60,10 @@ class BrowserWorld:
             raise InfrastructureFailure("oracle_failed", message, page=environment.page) from error
 
     def preflight(self) -> list[str]:
-        from ..browser.find import find_browser
+        from ..browser.find import check_driver, find_browser
 
         problems = []
-        for check in (miniwob.served_files, find_browser):
+        for check in (miniwob.served_files, check_driver, find_browser):
             try:
                 check()
             except InfrastructureFailure as failure:
