@@ -213,7 +213,6 @@ MALFORMED: dict[str, tuple[Response, str]] = {
     "NaN": (tool_call('{"action": "tap", "coordinate": [NaN, 1]}'), "arguments_not_json"),
     "Infinity": (tool_call('{"action": "tap", "coordinate": [1, Infinity]}'), "arguments_not_json"),
     "infinite": (tool_call('{"action": "tap", "coordinate": [1, 1e999]}'), "bad_value"),
-    "huge integer": (tool_call('{"action": "tap", "coordinate": [1, 1' + "0" * 400 + "]}"), "bad_value"),
     "string point": (tool_call({"action": "tap", "coordinate": ["10", "20"]}), "bad_value"),
     "one string point": (tool_call({"action": "tap", "coordinate": "10,20"}), "bad_value"),
     "boolean point": (tool_call({"action": "tap", "coordinate": [True, False]}), "bad_value"),
