@@ -44,6 +44,8 @@ from .tasks import Task
 
 LOGS = Path("results/logs")
 STEP_RULES = ("act", "predict", "trajectory")
+READING_RULES = ("rollout_results", "measure", "judge")
+"""Rules whose inputs are trajectories, and which decide by content whether they must run."""
 STEP_FILES = ("action.json", "prediction.json", "trajectory.json")
 
 
@@ -211,8 +213,7 @@ class Run:
         return [self._shard(row.model, index, count) for index in sorted(todo)]
 
     def _refuse_forced_steps(self) -> None:
-        dag = self.workflow.dag
-        forced = [rule.name for rule in dag.forcerules] + list(map(str, dag.forcefiles))
+        forced = map(str, self.workflow.dag_settings.forcerun)
         steps = [name for name in forced if name in STEP_RULES or Path(name).name in STEP_FILES]
         if steps:
             raise InvalidInput(
@@ -224,15 +225,15 @@ class Run:
             )
 
     def _trust_content(self) -> None:
-        """Keeps Snakemake from rerunning `rollout_results` because a run with other shards recorded other inputs.
+        """Keeps Snakemake from rerunning what reads trajectories because a run with other shards recorded other inputs.
 
-        Its inputs are manifests with shards and trajectories without; whether these hold is decided by content.
+        With shards these jobs wait for manifests, without them for trajectories; what holds is decided by content.
         """
         persistence = self.workflow.persistence
         changed = type(persistence).input_changed
 
         def input_changed(job: Any, file: Any = None) -> Any:
-            return [] if job.rule.name == "rollout_results" else changed(persistence, job, file)
+            return [] if job.rule.name in READING_RULES else changed(persistence, job, file)
 
         persistence.input_changed = input_changed
 

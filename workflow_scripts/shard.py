@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import slurm
 from .chain import first_stale, read_record, step_folder
 from .failures import InfrastructureFailure
 from .records import SCHEMA_VERSION, read_json, write_bytes, write_json
@@ -40,6 +41,8 @@ REPORT_VARIABLE = "GUILOOP_SHARD_REPORT"
 PARENT_VARIABLE = "GUILOOP_SHARD_PARENT"
 """Environment variable naming the process with which an inner run ends."""
 POLL_S = 0.2
+ASK_LIMIT_S = 20.0
+"""How often a job asks how much of its time is left."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +153,11 @@ def main(shard: Shard, config: Config, command: Sequence[str], output: Path, sto
     report = shard.log(".report.json")
     report.unlink(missing_ok=True)
     text = shard.log(".run.log")
-    status = _run([*command, "--configfile", str(settings), "--", "trajectories"], text, report, config, stopping)
+    inner = _Inner([*command, "--configfile", str(settings), "--", "trajectories"], text, report)
+    limited = inner.wait(stopping, config.slurm.warn_s)
     after = _positions(shard)
-    stopped = read_json(report)["failed"] if report.is_file() else []
-    record = {
+    done, left = sum(before.values()) - sum(after.values()), sum(after.values())
+    record: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "record": "shard",
         "model": shard.model,
@@ -161,43 +165,64 @@ def main(shard: Shard, config: Config, command: Sequence[str], output: Path, sto
         "shard": f"{shard.index}/{shard.count}",
         "tasks": len(after),
         "tasks_complete": sum(left == 0 for left in after.values()),
-        "jobs_done": sum(before.values()) - sum(after.values()),
-        "jobs_left": sum(after.values()),
+        "jobs_done": done,
+        "jobs_left": left,
         "ends": _ends(shard),
-        "failed": stopped,
+        "failed": read_json(report)["failed"] if report.is_file() else [],
         "seconds": round(time.time() - started, 1),
         "node": socket.gethostname(),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
-    if record["jobs_left"] == 0:
+    if not left:
         write_json(output, record)
         shard.failed.unlink(missing_ok=True)
-        return f"{record['tasks']} tasks, {record['jobs_done']} jobs in {record['seconds']:.0f} s"
+        return f"{len(after)} tasks, {done} jobs in {record['seconds']:.0f} s"
     write_json(shard.failed, record)
-    raise _unfinished(shard, record, status, stopping(), text)
+    # Back into the queue under the same number: the run that submitted it goes on waiting. Not without progress, which
+    # would repeat for ever.
+    requeued = limited and done > 0 and slurm.requeue()
+    raise _unfinished(shard, record, inner.status, "requeued" if requeued else "stopped" if inner.told else None, text)
 
 
-def _run(command: Sequence[str], log: Path, report: Path, config: Config, stopping: Callable[[], bool]) -> int:
-    """Runs the inner Snakemake to its end; returns its exit status. A stop is passed on, and after a while enforced."""
-    environment = {**os.environ, REPORT_VARIABLE: str(report), PARENT_VARIABLE: str(os.getpid())}
-    environment.pop("SNAKEMAKE_PROFILE", None)  # the profile of the outer run: it would queue jobs again
-    # Enough time for a step to end and for the scheduler's own patience after that.
-    grace_s = max(5.0, 0.75 * config.slurm.warn_s)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "ab") as stream:
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=environment
-        )
-        told: float | None = None
-        while child.poll() is None:
-            if told is None and stopping():
-                told = time.monotonic()
-                child.terminate()  # Snakemake starts no further job and waits for the running ones
-            if told is not None and time.monotonic() - told > grace_s:
-                _kill(child.pid)
+class _Inner:
+    """The inner Snakemake; its output goes to `log`.
+
+    A job is not warned by a signal (sbatch --signal): SLURM sends it to every process of the step, browser and model
+    server included, and ends a step that got SIGTERM within seconds. Here only Snakemake is told, so steps can finish.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, report: Path) -> None:
+        environment = {**os.environ, REPORT_VARIABLE: str(report), PARENT_VARIABLE: str(os.getpid())}
+        environment.pop("SNAKEMAKE_PROFILE", None)  # the profile of the outer run: it would queue jobs again
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.told = False
+        with open(log, "ab") as stream:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, env=environment
+            )
+
+    @property
+    def status(self) -> int:
+        """Exit status; negative: the signal that killed it."""
+        return int(self._child.returncode)
+
+    def wait(self, stopping: Callable[[], bool], warn_s: float) -> bool:
+        """Waits for its end; tells it to finish when `stopping` or `warn_s` seconds before the job's time limit, and
+        kills it when three quarters of these have gone. Returns whether the limit was the reason."""
+        limited, asked, kill_at = False, -ASK_LIMIT_S, float("inf")
+        while self._child.poll() is None:
+            now = time.monotonic()
+            if not self.told and now - asked >= ASK_LIMIT_S:
+                asked, left = now, slurm.seconds_left()
+                limited = left is not None and left <= warn_s + ASK_LIMIT_S / 2
+            if not self.told and (limited or stopping()):
+                self.told, kill_at = True, now + 0.75 * warn_s
+                self._child.terminate()  # Snakemake starts no further step and waits for those in flight
+            if now > kill_at:
+                _kill(self._child.pid)
             time.sleep(POLL_S)
-    return child.returncode
+        return limited
 
 
 def _kill(pid: int) -> None:
@@ -230,12 +255,15 @@ def _ends(shard: Shard) -> dict[str, int]:
     return dict(ends)
 
 
-def _unfinished(shard: Shard, record: dict[str, Any], status: int, stopped: bool, log: Path) -> InfrastructureFailure:
+def _unfinished(
+    shard: Shard, record: Mapping[str, Any], status: int, stopped: str | None, log: Path
+) -> InfrastructureFailure:
     """The failure of a shard that has something left, with its reasons."""
     done = f"{record['tasks_complete']} of {record['tasks']} tasks complete, {record['jobs_left']} jobs left"
     name = f"shard {record['shard']} of {shard.model}"
     if stopped:
-        return InfrastructureFailure("shard_stopped", f"{name} was told to end: {done}; the next job resumes there")
+        why = {"requeued": "is near its time limit and back in the queue", "stopped": "was told to end"}[stopped]
+        return InfrastructureFailure(f"shard_{stopped}", f"{name} {why}: {done}; its next job resumes there")
     lines = [f"{item['target']}: {item['code']}: {item['message']}" for item in record["failed"]]
     if not lines:
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

@@ -8,6 +8,7 @@ reservations, job arrays (`extra` passes any further option through).
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -52,9 +53,7 @@ class Slurm(BaseModel):
     gpu_shard: SlurmJob = Field(NOTHING, description="Shards of models that need a GPU.")
     cpu_shard: SlurmJob = Field(NOTHING, description="Shards of models that need none (browser, baselines).")
     train: SlurmJob = Field(NOTHING, description="Training: collection, updates, evaluation, export.")
-    warn_s: int = Field(
-        120, ge=0, description="Seconds before its time limit at which a job is told to finish; 0 leaves it out."
-    )
+    warn_s: int = Field(120, ge=1, description="Seconds before its time limit at which a shard starts no further step.")
 
     def job(self, kind: Kind) -> SlurmJob:
         """What a kind of job asks for, `default` filled in."""
@@ -67,8 +66,7 @@ class Slurm(BaseModel):
         `after` names jobs that must have ended before this one starts.
         """
         job = self.job(kind)
-        # Without "B:" the signal goes to the job's steps, where the work runs; the batch shell would die of it.
-        extra = [f"--signal=TERM@{self.warn_s}"] if self.warn_s else []
+        extra = ["--open-mode=append"]  # a job that is queued again goes on with its log
         extra += [f"--dependency=afterany:{':'.join(after)}"] if after else []
         extra += [job.extra] if job.extra else []
         return {
@@ -80,7 +78,7 @@ class Slurm(BaseModel):
             "runtime": job.runtime_min,
             "mem_mb": job.mem_mb,
             "cpus_per_task": job.cpus,
-            "slurm_extra": " ".join(extra) or None,
+            "slurm_extra": " ".join(extra),
         }
 
 
@@ -125,6 +123,31 @@ def leftovers(folder: Path, prefix: str) -> list[str]:
     rows = [line.split("|", 2) for line in done.stdout.splitlines() if line.count("|") >= 2]
     here = str(folder.resolve())
     return [row[0] for row in rows if row[1] in (here, str(folder)) and row[2].startswith(prefix)]
+
+
+def seconds_left() -> float | None:
+    """Time until the limit of the job that this process runs in.
+
+    Asked of the scheduler, because a limit can be changed while the job runs. None outside of a job, where there is no
+    limit, and where no controller answers (work then goes on until the limit ends it).
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return None
+    try:
+        done = _client(["squeue", "--noheader", f"--jobs={job}", "--format=%L"])
+    except InfrastructureFailure:
+        return None
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", done.stdout.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def requeue() -> bool:
+    """Puts the job that this process runs in back into the queue, which ends it; False where SLURM refuses."""
+    return _client(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]).returncode == 0
 
 
 def _client(command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -74,12 +74,13 @@ class Workflow:
         assert done.returncode != 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def start(self, *arguments: str, cores: int = 2) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, cores: int = 2, **env: str) -> subprocess.Popen[str]:
         """Starts a run as a process group of its own."""
         with open(self.directory / f"run-{time.monotonic_ns()}.log", "w") as log:
             return subprocess.Popen(
                 self.command(*arguments, cores=cores),
                 cwd=self.directory,
+                env={**os.environ, **env},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
