@@ -4,6 +4,7 @@
 #   results/rollouts/{model}/{setting}/rollout_results.json   the row as GUI-CC's evaluator reads it
 #   results/scores/{model}/{setting}/…                        local metrics and judges' verdicts per task, scores.json per row
 #   results/tables/{track}.{csv,parquet,md,tex}               one line per model × setting
+#   results/report/index.html                                 every step to look at; opens from disk
 #   results/logs/…                                            one log per job that had something to say, progress.log
 #
 #   snakemake --cores 8 --config model=browser
@@ -15,7 +16,9 @@ min_version("9.27")
 include: "rules/common.smk"
 include: "rules/rollout.smk"
 include: "rules/shards.smk"
+include: "rules/checks.smk"
 include: "rules/score.smk"
+include: "rules/report.smk"
 
 
 localrules:
@@ -30,6 +33,7 @@ rule all:
     input:
         lambda w: RUN.rollout_targets(),
         lambda w: SCORING.table_targets(),
+        "results/report/index.html",
 
 
 rule rollouts:

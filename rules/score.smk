@@ -90,11 +90,21 @@ rule tables:
     input:
         rows=lambda w: SCORING.rows_of(w.track),
     output:
-        csv="results/tables/{track}.csv",
+        csv=report(
+            "results/tables/{track}.csv",
+            caption="../docs/captions/table.rst",
+            category="Tables",
+            labels={"track": "{track}", "what": "scores of every row"},
+        ),
         parquet="results/tables/{track}.parquet",
         md="results/tables/{track}.md",
         tex="results/tables/{track}.tex",
-        pairs="results/tables/{track}_pairs.csv",
+        pairs=report(
+            "results/tables/{track}_pairs.csv",
+            caption="../docs/captions/pairs.rst",
+            category="Tables",
+            labels={"track": "{track}", "what": "rows in pairs"},
+        ),
         about="results/tables/{track}.json",
     log:
         "results/logs/tables/{track}.log",

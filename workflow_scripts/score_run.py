@@ -12,7 +12,7 @@ from typing import Any
 
 from snakemake.io import ancient
 
-from . import judge, measure, row_scores, tables
+from . import judge, measure, report_run, row_scores, tables
 from .chain import read_record
 from .failures import InfrastructureFailure
 from .identity import digest
@@ -92,6 +92,13 @@ class ScoreRun:
         tasks = [task.task_id for task in row.tasks]
         return digest({"run": row.run, "measures": self.measures_identity, "judges": judges, "tasks": tasks})
 
+    @cached_property
+    def report_identity(self) -> str:
+        return report_run.identity()
+
+    def report_rows(self) -> list[str]:
+        return [str(report_run.REPORT / "rows" / row.model / row.setting / "index.html") for row in self.run.rows]
+
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def measure(self, w: Any, output: Any, log: Any) -> None:
@@ -117,6 +124,14 @@ class ScoreRun:
     def tables(self, records: Any, output: Any, log: Any) -> None:
         outputs = {name: Path(path) for name, path in output.items()}
         self.run.job(output[0], log[0], lambda: tables.main([Path(path) for path in records], outputs))
+
+    def report_row(self, w: Any, output: Any, log: Any) -> None:
+        row = self.run.rows.get(w.model, w.setting)
+        self.run.job(output[0], log[0], lambda: report_run.row(row, SCORES))
+
+    def report(self, output: Any, log: Any) -> None:
+        rows = list(self.run.rows)
+        self.run.job(output[0], log[0], lambda: report_run.index(rows, SCORES, TABLES))
 
     # --- inside -------------------------------------------------------------------------------------------------------
 

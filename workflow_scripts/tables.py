@@ -14,13 +14,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .chain import read_record
 from .identity import seed_of
 from .records import SCHEMA_VERSION, write_bytes, write_json
 from .row_scores import official_metrics
-from .scoring.aggregate import interval, paired, percent
+from .scoring.aggregate import METRICS, interval, overall, paired, percent
+
+if TYPE_CHECKING:
+    from .tasks import Track
 
 LOCAL_COLUMNS = ("change_aware", "changed_iou", "ssim", "ms_ssim", "edges", "text", "text_change", "stay")
 COMPARED = "change_aware"
@@ -69,7 +72,13 @@ def line(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for metric in official_metrics(first["track"]):
             given = [_official(row, judge, metric) for row in repeats]
             known = [value for value in given if value is not None]
-            cells[f"{metric} ({judge})"] = percent(sum(known) / len(known)) if len(known) == len(given) else None
+            whole = len(known) == len(given)
+            name = f"{metric} ({judge})"
+            cells[name] = percent(sum(known) / len(known)) if whole else None
+            values = values_of(repeats, metric, judge) if whole else {}
+            spread = interval(values, seed_of("table", first["model"], first["setting"], name)) if values else None
+            cells[f"{name} low"] = percent(spread.low) if spread else None
+            cells[f"{name} high"] = percent(spread.high) if spread else None
     for metric in LOCAL_COLUMNS:
         values = values_of(repeats, metric)
         if not values:
@@ -83,9 +92,11 @@ def line(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if metric != "stay" and copy is not None and copy < 1:
             # The true page scores 1 in every one of these metrics.
             cells[f"{metric} skill"] = _round((spread.mean - copy) / (1 - copy))
-    for label, course in first["courses"].items():
-        cells[f"partial credit {label}"] = _round(course["partial_credit"])
-        ends = [end for end in course["first_failure"].values() if end is not None]
+    for label in first["courses"]:
+        courses = [row["courses"][label] for row in repeats]
+        credits = [course["partial_credit"] for course in courses]
+        cells[f"partial credit {label}"] = _round(sum(credits) / len(credits))
+        ends = [end for course in courses for end in course["first_failure"].values() if end is not None]
         cells[f"first failure {label}"] = _round(sum(ends) / len(ends)) if ends else None
     total = [row["costs"]["total"] for row in repeats]
     for key in ("calls", "input_tokens", "output_tokens", "seconds", "gpu_seconds"):
@@ -101,7 +112,7 @@ def values_of(repeats: Sequence[dict[str, Any]], metric: str, judge: str | None 
     found: dict[str, list[float]] = {}
     for row in repeats:
         for name, task in row["tasks"].items():
-            value = task["judged"][judge]["metrics"].get(metric) if judge else task["local"].get(metric)
+            value = _judged(task["judged"][judge], metric, row["track"]) if judge else task["local"].get(metric)
             if judge is None and task["failure"] is not None:
                 value = 0.0
             if value is not None:
@@ -109,6 +120,14 @@ def values_of(repeats: Sequence[dict[str, Any]], metric: str, judge: str | None 
     # A metric that no transition of the row defines (no true screens) is not made of failures alone.
     defined = judge or any(task["local"].get(metric) is not None for row in repeats for task in row["tasks"].values())
     return found if defined else {}
+
+
+def _judged(judged: Mapping[str, Any], metric: str, track: Track) -> float | None:
+    """A task's official metric; its Overall is the mean of them all, where it defines them all."""
+    if metric != "Overall":
+        value: float | None = judged["metrics"].get(metric)
+        return value
+    return overall({name: judged["metrics"].get(name) for name in METRICS[track]})
 
 
 def compare(pooled: Mapping[tuple[str, str], Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
