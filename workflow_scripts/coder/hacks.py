@@ -128,7 +128,7 @@ HACKS: dict[str, Hack] = {
     "script": lambda html, png: _page(f"<script>document.write({html!r})</script>"),
     "external": lambda html, png: '<img src="http://example.com/a.png"><iframe src="http://example.com/"></iframe>',
     "frame": lambda html, png: f'<iframe style="border:0;position:absolute;inset:0;width:100%;height:100%" srcdoc="{entities.escape(html)}"></iframe>',
-    "shadow_tree": lambda html, png: f"<div><template shadowrootmode=open>{html}</template></div>",
+    "shadow_tree": lambda html, png: _page(f"<div><template shadowrootmode=open>{html.replace('<!DOCTYPE html>', '')}</template></div>"),
 }  # fmt: skip
 """May earn next to nothing."""
 

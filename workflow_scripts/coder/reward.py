@@ -342,7 +342,7 @@ def _measure(image: Image) -> _Features:
 
 
 def _commonest(image: Image) -> Image:
-    packed = image[::2, ::2].reshape(-1, 3).astype(np.int32) @ np.array([65536, 256, 1])
+    packed = image[::4, ::4].reshape(-1, 3).astype(np.int32) @ np.array([65536, 256, 1])
     values, counts = np.unique(packed, return_counts=True)
     value = int(values[counts.argmax()])
     return np.array([value >> 16, (value >> 8) & 255, value & 255], np.uint8)
