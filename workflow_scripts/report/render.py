@@ -267,7 +267,7 @@ def _track(table: Table, all_rows: Sequence[RowData], colors: Mapping[str, str],
     by_key: dict[str, list[RowData]] = {}
     for data in rows:
         by_key.setdefault(f"{data.row.model}/{data.row.setting.split('-r')[0]}", []).append(data)
-    lines = []
+    lines: list[dict[str, Any]] = []
     for line in table.lines:
         repeats = by_key[f"{line['model']}/{line['setting']}"]
         pages = []
@@ -472,7 +472,9 @@ def _episode_list(rows: Sequence[RowData], page: Path, report: Path) -> dict[str
             key = (task.track, task.task_id)
             if key not in tasks:
                 tasks[key] = len(tasks)
-                task_lines.append([task.task_id, quote(page_name(task.task_id)), task.instruction, list(task.apps)])
+                compared = link(task_page(report, task), page)
+                name = quote(page_name(task.task_id))
+                task_lines.append([task.task_id, name, task.instruction, list(task.apps), compared])
             scored = data.record["tasks"][task.task_id]
             failed = scored["failure"] is not None
             outcome = str(scored["failure"] or scored["end_reason"])

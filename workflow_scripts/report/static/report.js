@@ -46,7 +46,7 @@ function theme() {
 const typing = (event) => event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
 
 // --- list of episodes ------------------------------------------------------------------------------------------------
-// data: rows [[label, folder, guide]], tasks [[id, page, instruction, apps]], metrics [name], outcomes [[name, failed]],
+// data: rows [[label, folder, guide]], tasks [[id, page, instruction, apps, page that compares]], metrics [name], outcomes [[name, failed]],
 // episodes [[row, task, outcome, spark, score per metric in thousandths or null]]
 
 function spark(letters) {
@@ -94,7 +94,7 @@ function episodes(data) {
   }
   function line(episode) {
     const [row, task, outcome, letters] = episode;
-    const [id, page, instruction] = data.tasks[task];
+    const [id, page, instruction, , compared] = data.tasks[task];
     const [name, bad] = data.outcomes[outcome];
     const value = score(episode);
     const course = el("span", { className: "course" }, spark(letters));
@@ -102,7 +102,7 @@ function episodes(data) {
     const who = fields.row ? [el("span", { className: "who", textContent: data.rows[row][0] })] : [];
     return el("li", {},
       el("span", { className: "task" }, el("a", { href: data.rows[row][1] + page, textContent: id })),
-      el("span", { className: "what", textContent: instruction, title: instruction }), ...who, course, how,
+      el("span", { className: "what", title: instruction }, el("a", { href: compared, textContent: instruction })), ...who, course, how,
       el("span", { className: "score", textContent: value === null ? "–" : (value / 10).toFixed(1) }));
   }
   function add() {
@@ -198,7 +198,7 @@ function compare(data) {
   const form = document.getElementById("compare"), matrix = document.getElementById("matrix"), fields = form.elements;
   const { width, height, rows } = data;
   let current = 0;
-  matrix.style.setProperty("--tile", `${Math.round(Math.min(15, 20 * Math.min(1, width / height)))}rem`);
+  matrix.style.setProperty("--tile", `min(${Math.round(Math.min(15, 20 * Math.min(1, width / height)))}rem, 52vw)`);
   const option = (value, text) => el("option", { value, textContent: text });
   fields.a.append(...rows.map((row, k) => option(k, row.label)));
   fields.b.append(option("none", "nothing"), option("all", "all other rows"), ...rows.map((row, k) => option(k, row.label)));
