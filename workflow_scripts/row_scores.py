@@ -7,7 +7,7 @@ partial credit and costs. Left out: comparison of rows, which is the tables' bus
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,8 +45,11 @@ VARIANTS = {"scores": "", "copy": "copy_last:", "blank": "blank:"}
 screen before, and an empty screen, would have scored on the same transition."""
 
 
-def main(row: Row, judges: Sequence[JudgeSettings], identity: str, scores: Path, output: Path) -> str:
-    """Makes `output`: results/scores/{model}/{setting}/scores.json."""
+def main(
+    row: Row, judges: Sequence[JudgeSettings], features: Collection[str], identity: str, scores: Path, output: Path
+) -> str:
+    """Makes `output`: results/scores/{model}/{setting}/scores.json. `features` are those of FEATURES with weights."""
+    left_out = [name for name in FEATURES if name not in features]
     names = [task.task_id for task in row.tasks]
     measured = {name: read_record(scores / name / "measured.json") for name in names}
     local: dict[str, EpisodeScores] = {}
@@ -68,7 +71,7 @@ def main(row: Row, judges: Sequence[JudgeSettings], identity: str, scores: Path,
         }
         for judge in judges:
             judged = _calls(scores, task.task_id, judge.name)
-            scored = score_episode(episode, judged, {key: steps[key] for key in FEATURES if key in steps})
+            scored = score_episode(episode, judged, {key: steps[key] for key in FEATURES if key in steps}, left_out)
             official[judge.name][task.task_id] = scored
             for key, value in ratings_of(judged).items():
                 ratings[judge.name][f"{task.task_id}/{key}"] = value
@@ -163,7 +166,7 @@ def _agreement(ratings: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         keys = sorted({key for rated in ratings.values() for key in rated if _level(key) == level})
         if keys:
             result[level] = asdict(agreement([[rated.get(key) for key in keys] for rated in ratings.values()], level))
-          
+
     return result
 
 

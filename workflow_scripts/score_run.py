@@ -119,7 +119,9 @@ class ScoreRun:
     def row_scores(self, w: Any, output: Any, log: Any) -> None:
         row = self.run.rows.get(w.model, w.setting)
         judges, identity, scores = list(self.judges.values()), self.row_identity(w), self._folder(row)
-        self.run.job(output[0], log[0], lambda: row_scores.main(row, judges, identity, scores, Path(output[0])))
+        features = list(self.measures.features)
+        work = lambda: row_scores.main(row, judges, features, identity, scores, Path(output[0]))  # noqa: E731
+        self.run.job(output[0], log[0], work)
 
     def tables(self, records: Any, output: Any, log: Any) -> None:
         outputs = {name: Path(path) for name, path in output.items()}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
@@ -71,7 +71,10 @@ class EpisodeScores:
 
 
 def score_episode(
-    episode: Episode, judged: Mapping[str, Mapping[str, Any]], measured: Steps | None = None
+    episode: Episode,
+    judged: Mapping[str, Mapping[str, Any]],
+    measured: Steps | None = None,
+    left_out: Collection[str] = (),
 ) -> EpisodeScores:
     """Scores of one episode from its judge records and measured steps.
 
@@ -79,6 +82,7 @@ def score_episode(
         judged: {call name: record} of one judge, as `judges.judge_episode` returns them.
         measured: per transition of `episode.transitions`: S_sig and S_dino on the offline track (both official), and
             any local metrics.
+        left_out: of S_sig and S_dino, those without configured weights: they are None, and so is Overall.
 
     An episode that ends with its first action has no transition: its transition metrics are 0.0 (GUI-CC's rule). A
     score that is not a finite number in [0, 1] counts as missing.
@@ -88,7 +92,7 @@ def score_episode(
     measured = dict(measured or {})
     planned = task.step_budget if track == "offline" else reached + (episode.failure is not None)
     if episode.failure is not None and episode.failure.get("kind") == "model":
-        zeros = dict.fromkeys(METRICS[track], 0.0)
+        zeros: dict[str, float | None] = {name: None if name in left_out else 0.0 for name in METRICS[track]}
         return EpisodeScores(task.task_id, zeros, measured, dict(episode.failure), planned=planned)
     if episode.failure is not None:
         line = f"the rollout stopped: {episode.failure.get('code', 'infrastructure failure')}"
@@ -103,7 +107,9 @@ def score_episode(
     metrics: dict[str, float | None] = {}
     for metric in PER_STEP[track]:
         values = steps.get(metric)
-        if values is None and reached:
+        if metric in left_out:
+            metrics[metric] = None
+        elif values is None and reached:
             missing.append(f"{metric}: not measured")
         elif values is not None and len(values) != reached:
             missing.append(f"{metric}: {len(values)} scores for {reached} transitions")
