@@ -275,7 +275,7 @@ def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None 
         height, width = true.shape[:2]
         predicted = np.asarray(cv2.resize(predicted, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
     lines = [list(read(frame)) for frame in (previous, true, predicted)] if read else None
-    previous, true, predicted = (_shrunk(frame) for frame in (previous, true, predicted))
+    previous, true, predicted = (shrunk(frame) for frame in (previous, true, predicted))
     change = true_change(previous, true)
 
     def scores(candidate: Frame, said: Sequence[str] | None) -> dict[str, float | None]:
@@ -466,7 +466,8 @@ def _half(gray: NDArray[Any]) -> NDArray[np.uint8]:
     )
 
 
-def _shrunk(frame: Frame) -> Frame:
+def shrunk(frame: Frame) -> Frame:
+    """The frame at comparison size: at most `MAX_EDGE` pixels along its longest edge."""
     height, width = frame.shape[:2]
     scale = MAX_EDGE / max(height, width)
     if scale >= 1:
