@@ -19,10 +19,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from .estimate import Expect
 from .failures import InvalidInput
 from .records import write_bytes
-from .slurm import Slurm
 from .scoring.rows import JudgeRow, Metrics
+from .slurm import Slurm
 from .tasks import Track
 from .worlds.registry import FAMILIES
 from .worlds.rows import WorldRow
@@ -108,6 +109,7 @@ class Config(Strict):
     shards: int | None = Field(
         None, ge=1, le=1000, description="Roll each model out in this many jobs; null: in the process that plans."
     )
+    expect: Expect = Field(Expect.model_validate({}), description="What a step takes, until it was measured here.")
     slurm: Slurm = Field(Slurm.model_validate({}), description="Resources of the jobs that are queued on a cluster.")
     seed: int = Field(0, ge=0, description="Enters the seed of every step beside task and step.")
     seeds: int = Field(1, ge=1, le=100, description="Repeats of every row; repeat r lies in `{setting}-r{r}`.")

@@ -22,7 +22,7 @@ from typing import Any
 from snakemake.io import ancient
 from snakemake.logging import logger
 
-from . import act, predict, rollout_results, shard, slurm, trajectory
+from . import act, estimate, predict, preflight, rollout_results, shard, slurm, trajectory
 from .chain import (
     act_identity,
     first_stale,
@@ -46,6 +46,7 @@ LOGS = Path("results/logs")
 STEP_RULES = ("act", "predict", "trajectory")
 READING_RULES = ("rollout_results", "measure", "judge")
 """Rules whose inputs are trajectories, and which decide by content whether they must run."""
+CHECK_RULES = {"preflight", "plan"}
 STEP_FILES = ("action.json", "prediction.json", "trajectory.json")
 
 
@@ -321,6 +322,8 @@ class Run:
     def start(self) -> None:
         """Refuses what cannot succeed, before anything is spent. Raises InvalidInput or InfrastructureFailure."""
         jobs = list(self.workflow.dag.needrun_jobs())
+        if {job.rule.name for job in jobs} <= CHECK_RULES:
+            return
         write_bytes(LOGS / ".writable", b"")  # a full or read-only results folder shows here, not after an hour
         self.locks.acquire(sorted({_lock_name(str(file)) for job in jobs for file in job.output}))
         rollouts = [job for job in jobs if job.rule.name in STEP_RULES]
@@ -338,12 +341,18 @@ class Run:
             self._claim(row)
         problems = self._refused_by_slurm(jobs) if self._submits() else []
         for row in rows.values():
-            for part in (row.planner, row.world):
-                problems += [problem for problem in part.preflight() if problem not in problems]
+            problems += preflight.local_faults(row)
+        work = {id(row): row for row in [*rows.values(), *(row for part in parts for row in part.rows)]}
+        estimates = [(row, self._estimate(row)) for row in self.rows if id(row) in work]
+        problems += preflight.machine_faults(sum(item.bytes for _, item in estimates), ROLLOUTS)
         for check in self.checks:
             problems += check({job.rule.name for job in jobs})
         if problems:
-            raise InfrastructureFailure("preflight", "this run cannot succeed here:\n  - " + "\n  - ".join(problems))
+            listed = "\n  - ".join(dict.fromkeys(problems))
+            raise InfrastructureFailure("preflight", f"this run cannot succeed here:\n  - {listed}")
+        if self.config.shard is None:
+            for row, item in estimates:
+                estimate.save(item, row)
         self._tune_scheduler()
         names = Counter(job.rule.name for job in rollouts)
         steps = sum(task.step_budget for row in self.rows for task in row.tasks)
@@ -365,6 +374,53 @@ class Run:
             self.progress.event(note)
             print(note, file=sys.stderr)
         self.progress.start()
+
+    def _estimate(self, row: Row) -> estimate.Estimate:
+        positions = [self._first_missing(row, task) for task in row.tasks]
+        left = [
+            0 if position is None else task.step_budget - min(position // 2, task.step_budget)
+            for task, position in zip(row.tasks, positions, strict=True)
+        ]
+        mine = [other for other in self.rows if other.model == row.model]
+        return estimate.estimate(
+            row,
+            left,
+            self.config.expect,
+            in_flight=self.config.tasks_in_flight,
+            shards=shard.count_of(self.config, row.model, mine) or 1,
+            gpu=shard.needs_gpu(self.config.world_row(row.model)),
+        )
+
+    def plan(self) -> None:
+        """Prints what is left to do and what it will take, and the last run's estimate beside what it made."""
+        lines = [estimate.table([self._estimate(row) for row in self.rows]), *self.rows.notes]
+        lines += [line for row in self.rows if (line := estimate.compared(row))]
+        print("\n".join(lines))
+
+    def preflight(self) -> None:
+        """Prints what keeps the run that is asked for from working here. Raises InfrastructureFailure if anything."""
+        elsewhere = self._submits() and self.config.shards is not None
+        problems: list[str] = []
+        kinds: set[slurm.Kind] = set()
+        for row in self.rows:
+            served = shard.is_served_elsewhere(self.config.world_row(row.model))
+            if elsewhere and not served:
+                kinds.add(self._shard_kind(row.model))
+                problems += [*row.planner.preflight(), *preflight.weights_faults(self.config, row)]
+            else:
+                problems += preflight.local_faults(row)
+        for kind in sorted(kinds):
+            if reason := slurm.refusal(self.config.slurm.resources(kind)):
+                problems.append(f"SLURM refuses {kind} jobs: {reason}; see slurm.{kind} of the configuration")
+        for check in self.checks:
+            problems += check({"measure", "judge"})
+        problems += preflight.machine_faults(sum(self._estimate(row).bytes for row in self.rows), ROLLOUTS)
+        problems = list(dict.fromkeys(problems)) or preflight.endpoint_faults(self.config, list(self.rows))
+        print(
+            "\n".join(["this run cannot succeed here:", *(f"  - {text}" for text in problems)]) if problems else "ready"
+        )
+        if problems:
+            raise InfrastructureFailure("preflight", "what is missing stands above")
 
     def _refused_by_slurm(self, jobs: Sequence[Any]) -> list[str]:
         """Which jobs SLURM would not take, in its own words; asked once for each set of resources."""
@@ -443,6 +499,8 @@ class Run:
             lines += [f"  {job.target}\n    {job.code}: {job.message}" for job in failed[:20]]
             if len(failed) > 20:
                 lines.append(f"  … and {len(failed) - 20} more, see {LOGS}/progress.log")
+        if self.config.shard is None:
+            lines += [f"  {line}" for row in self.rows if (line := estimate.compared(row))]
         if not success:
             lines.append(f"Logs: {LOGS}/. To go on where this run stopped, repeat the command:\n  {command()}")
         return "\n".join(lines)

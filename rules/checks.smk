@@ -1,0 +1,21 @@
+# Questions before a run, answered in seconds and without making anything: what this node lacks, what a run will take.
+#   snakemake --cores 1 preflight --config model=flux2 planner=openai
+#   snakemake --cores 1 plan --config model=flux2 shards=8
+localrules:
+    preflight,
+    plan,
+
+
+rule preflight:
+    retries: 0
+    message:
+        "what is missing here"
+    run:
+        RUN.preflight()
+
+
+rule plan:
+    message:
+        "what the run will take"
+    run:
+        RUN.plan()
