@@ -14,6 +14,10 @@ transformers = pytest.importorskip("transformers")
 from tests.tiny import gui_cc_rows as rows  # noqa: E402
 from workflow_scripts.failures import InfrastructureFailure  # noqa: E402
 from workflow_scripts.scoring.features import FeatureModel, FeatureSettings  # noqa: E402
+from workflow_scripts.serving.pipelines import declare_torchvision_operators  # noqa: E402
+
+declare_torchvision_operators()
+torch.set_num_threads(1)
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
 

@@ -113,6 +113,10 @@ class FeatureModel:
         if self._loaded is None:
             try:
                 import torch
+
+                from ..serving.pipelines import declare_torchvision_operators
+
+                declare_torchvision_operators()
                 from transformers import AutoImageProcessor, Dinov2Model, SiglipVisionModel
             except ImportError as error:
                 message = f"S_sig and S_dino need torch and transformers: {error}"
