@@ -38,8 +38,8 @@ PER_EPISODE = ("S_cp", "S_rd")
 BASELINES = ("copy_last", "blank", "browser")
 """The rows that every table shows a model against; `browser` is the real page."""
 SURVIVES: dict[str, float] = {"S_ad": 0.8, "consistent": 0.5}
-"""From which score on a transition counts as consistent in survival curves: at 8 of 10 the judge's scale begins to speak
-of the full effect; at .5 of `measure.steps_of`'s course half of the change is made and the rest kept."""
+"""From which score on a transition counts as consistent in survival curves: at 8 of 10 the judge's scale begins to
+speak of the full effect; at .5 of `measure.steps_of`'s course half of the change is made and the rest kept."""
 RESAMPLES = 10_000
 
 Steps = Mapping[str, Sequence[float | None]]
