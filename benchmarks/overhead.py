@@ -1,9 +1,9 @@
 """What the workflow costs on top of the models.
 
 Part 1: CPU time of the whole workflow per job, for rollouts whose planner and world do nothing (recorded actions,
-`copy_last`): planning, scheduling, records and pictures included. Part 2: wall time of the same closed loop, planner and
-world model behind HTTP with a fixed latency, in guiloop and in a plain thread pool over tasks that makes the same requests
-and keeps nothing, both in this run, as a ratio. A pool has a perfect last round in neither: tasks are equally long.
+`copy_last`): planning, scheduling, records and pictures included. Part 2: wall time of the same closed loop, planner
+and world model behind HTTP with a fixed latency, in guiloop and in a plain thread pool over tasks that makes the same
+requests and keeps nothing, both in this run, as a ratio.
 
     python benchmarks/overhead.py                    # all
     python benchmarks/overhead.py --shapes 20x10 --latency 0.2 --tasks 16 --steps 5
@@ -54,9 +54,8 @@ def per_job(tasks: int, steps: int) -> None:
         _, plan = snakemake(folder, "--dry-run", *arguments)
         wall, cpu = snakemake(folder, *arguments)
         _, resume = snakemake(folder, "--dry-run", *arguments)
-    shape = f"{tasks}×{steps}"
-    print(f"{shape:8} {jobs:6} jobs  plan {plan:5.1f}  run {wall:6.1f} wall {cpu:6.1f} CPU  resume check {resume:5.1f}  "
-          f"{1000 * cpu / jobs:5.1f} ms CPU a job")  # fmt: skip
+    times = f"plan {plan:5.1f}  run {wall:6.1f} wall {cpu:6.1f} CPU  resume check {resume:5.1f}"
+    print(f"{f'{tasks}×{steps}':8} {jobs:6} jobs  {times}  {1000 * cpu / jobs:5.1f} ms CPU a job")
 
 
 def closed_loop(tasks: int, steps: int, latency: float, in_flight: int) -> None:
@@ -86,8 +85,8 @@ def closed_loop(tasks: int, steps: int, latency: float, in_flight: int) -> None:
         plain = plain_loop(server.base_url, folder / "set", tasks, steps, in_flight)
         assert len(server.requests) == 2 * seen == 4 * tasks * steps, (seen, len(server.requests))
     ideal = -(-tasks // in_flight) * steps * 2 * latency
-    print(f"{tasks} tasks × {steps} steps, {latency} s a call, {in_flight} in flight: guiloop {wall:.1f} s, of it running "
-          f"{ours:.1f} s; plain thread pool {plain:.1f} s; latency alone {ideal:.1f} s")  # fmt: skip
+    print(f"{tasks} tasks × {steps} steps, {latency} s a call, {in_flight} in flight; latency alone {ideal:.1f} s")
+    print(f"guiloop {wall:.1f} s, of it running {ours:.1f} s; plain thread pool {plain:.1f} s")
     print(f"ratio of the running part {ours / plain:.3f}, of the whole command {wall / plain:.3f}")
 
 
