@@ -165,7 +165,7 @@ def _backward(
 ) -> torch.Tensor:
     """Forward and backward of one micro-batch; returns its log-probs (B, T), detached."""
     flat, entropy = log_probs_of(policy, batch, temperature, config.logit_rows)
-    now = _table(flat, batch.mask)
+    now = as_table(flat, batch.mask)
     device = now.device
     sampled = _pad([torch.tensor(row.log_probs) for row, _, _ in rows], batch.mask)
     before = [o for _, _, o in rows if o is not None]
@@ -173,7 +173,7 @@ def _backward(
     reference = None
     if rule.kl:
         with policy.bare():
-            reference = _table(log_probs_of(policy, batch, temperature, config.logit_rows)[0], batch.mask)
+            reference = as_table(log_probs_of(policy, batch, temperature, config.logit_rows)[0], batch.mask)
     parts = policy_loss(
         rule,
         now,
@@ -205,13 +205,13 @@ def log_probs_of(
     return head_log_probs(policy.head, policy.hidden(batch), batch.ids, temperature, policy.forbidden, logit_rows)
 
 
-def _table(flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def as_table(flat: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(n,) values of the completion tokens as (B, T), 0 where masked; differentiable."""
     return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
 
 
 def _pad(rows: Sequence[torch.Tensor], mask: torch.Tensor) -> torch.Tensor:
-    return _table(torch.cat([row.to(mask.device, torch.float32) for row in rows]), mask)
+    return as_table(torch.cat([row.to(mask.device, torch.float32) for row in rows]), mask)
 
 
 def _set_rate(optimizer: torch.optim.Optimizer, config: UpdateConfig) -> float:
