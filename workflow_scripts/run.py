@@ -362,6 +362,8 @@ class Run:
         done = steps - names["predict"], tasks - names["trajectory"]
         observe = shard.ShardProgress(parts, *done) if parts else None
         done = observe() if observe else done
+        if observe and self._submits():
+            observe.look_around = self._say_what_is_stuck
         self.progress = Progress(LOGS / name, steps, done[0], tasks, done[1], observe=observe)
         for model in {part.model for part in parts}:
             if ids := self._running_shards(model):
@@ -421,6 +423,15 @@ class Run:
         )
         if problems:
             raise InfrastructureFailure("preflight", "what is missing stands above")
+
+    def _say_what_is_stuck(self) -> None:
+        """Tells once of jobs that wait for something that waiting does not bring."""
+        for reason, jobs in slurm.stuck(Path.cwd()).items():
+            note = f"jobs {', '.join(jobs)} will not start by themselves: {reason} (squeue -j {jobs[0]} -o %r)"
+            if note not in self.rows.notes and self.progress:
+                self.rows.notes.append(note)
+                self.progress.event(note)
+                print(note, file=sys.stderr)
 
     def _refused_by_slurm(self, jobs: Sequence[Any]) -> list[str]:
         """Which jobs SLURM would not take, in its own words; asked once for each set of resources."""

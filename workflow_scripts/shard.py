@@ -90,6 +90,9 @@ class ShardProgress:
     Args:
         shards: those at work.
         steps, tasks: done before, in all.
+
+    Attributes:
+        look_around: called now and then.
     """
 
     def __init__(self, shards: Sequence[Shard], steps: int, tasks: int) -> None:
@@ -98,10 +101,12 @@ class ShardProgress:
         done = [position for shard in shards for position in _positions(shard).values()]
         budgets = [budget for _, budget in self._files]
         left_steps = [min(budget, left // 2) for budget, left in zip(budgets, done, strict=True)]
+        self.look_around: Callable[[], None] = lambda: None
         self._steps, self._tasks = steps - sum(left_steps), tasks - sum(left > 0 for left in done)
 
     def __call__(self) -> tuple[int, int]:
         """Done now: what was done at the start and every record written since."""
+        self.look_around()
         steps = tasks = 0
         for folder, budget in self._files:
             steps += sum(self._new(step_folder(folder, step) / "prediction.json") for step in range(budget))

@@ -104,7 +104,11 @@ def refusal(resources: Mapping[str, Any]) -> str | None:
     extra = str(resources.get("slurm_extra") or "").split()
     done = _client(["sbatch", "--test-only", *given, *extra, "--wrap", "true"])
     if done.returncode == 0:
-        return None
+        # Accepted all the same by most clusters, and then it waits for ever with the reason PartitionTimeLimit.
+        limit, asked = _partition_limit(resources.get("slurm_partition")), resources.get("runtime")
+        if limit is None or asked is None or 60 * int(asked) <= limit:
+            return None
+        return f"the time limit of {asked} min is longer than the partition's {limit / 60:.0f} min"
     said = [line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines()]
     reasons = [re.sub(r"^(error|allocation failure): ", "", line) for line in said if line]
     return f"{'; '.join(dict.fromkeys(reasons))} (asked for: {' '.join(given) or 'nothing in particular'})"
@@ -138,16 +142,74 @@ def seconds_left() -> float | None:
         done = _client(["squeue", "--noheader", f"--jobs={job}", "--format=%L"])
     except InfrastructureFailure:
         return None
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", done.stdout.strip())
+    return parsed_time(done.stdout)
+
+
+def parsed_time(text: str) -> float | None:
+    """SLURM's ``[days-][hours:]minutes:seconds`` in seconds; None for UNLIMITED, infinite and the like."""
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
+def _partition_limit(name: str | None) -> float | None:
+    """Longest time that a partition (None: the default one) allows, in seconds; None where there is no limit."""
+    done = _client(["sinfo", "--noheader", "--format=%P %l"])
+    for line in done.stdout.splitlines():
+        partition, _, limit = line.partition(" ")
+        if partition.rstrip("*") == name or (name is None and partition.endswith("*")):
+            return parsed_time(limit)
+    return None
+
+
 def requeue() -> bool:
     """Puts the job that this process runs in back into the queue, which ends it; False where SLURM refuses."""
     return _client(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]).returncode == 0
+
+
+HOPELESS = frozenset(
+    {
+        "AccountNotAllowed",
+        "AssocGrpCPUMinutesLimit",
+        "AssocMaxWallDurationPerJobLimit",
+        "BadConstraints",
+        "InvalidAccount",
+        "InvalidQOS",
+        "JobHeldAdmin",
+        "JobHeldUser",
+        "PartitionDown",
+        "PartitionInactive",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+        "QOSMaxWallDurationPerJobLimit",
+        "QOSNotAllowed",
+        "ReqNodeNotAvail",
+    }
+)
+"""SLURM's reasons for which a waiting job will not start by itself."""
+
+
+def stuck(folder: Path) -> dict[str, list[str]]:
+    """Waiting jobs of this user and working directory that will not start by themselves: reason → ids.
+
+    Empty where no controller answers: the next look will tell.
+    """
+    layout = "%i|%Z|%r"
+    options = ["--noheader", "--states=PENDING", f"--user={getpass.getuser()}", f"--format={layout}"]
+    try:
+        done = _client(["squeue", *options])
+    except InfrastructureFailure:
+        return {}
+    found: dict[str, list[str]] = {}
+    for line in done.stdout.splitlines():
+        job, _, rest = line.partition("|")
+        where, _, reason = rest.rpartition("|")
+        name = re.split(r"[^A-Za-z]", reason)[0]
+        if where in (str(folder.resolve()), str(folder)) and name in HOPELESS:
+            found.setdefault(name, []).append(job)
+    return found
 
 
 def _client(command: list[str]) -> subprocess.CompletedProcess[str]:
