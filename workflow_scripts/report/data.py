@@ -16,7 +16,7 @@ from ..actions import Action, InvalidAction
 from ..chain import read_record, step_folder
 from ..failures import InfrastructureFailure
 from ..records import read_json
-from ..scoring.aggregate import METRICS, SURVIVES
+from ..scoring.aggregate import METRICS
 from ..scoring.judges import call_path, read_call
 
 if TYPE_CHECKING:
@@ -94,13 +94,6 @@ class Step:
     verdicts: tuple[Verdict, ...]
     cost: tuple[tuple[str, str], ...]
 
-    def consistent(self, metric: str) -> bool | None:
-        """Whether the transition counts as consistent by `metric`, a key of SURVIVES; None where that is unknown."""
-        if self.status == "failed":
-            return False
-        value = self.scores.get(metric)
-        return None if value is None else value >= SURVIVES[metric]
-
 
 @dataclass(frozen=True)
 class Episode:
@@ -148,8 +141,13 @@ class RowData:
 
     @cached_property
     def guide(self) -> str | None:
-        """The metric by which a step is called consistent: local where there are true screens, else a judge's S_ad."""
+        """The course by which a step is called consistent: local where there are true screens, else a judge's S_ad."""
         return next(iter(self.record["courses"]), None)
+
+    @property
+    def threshold(self) -> float | None:
+        """From which score on, by `guide`, a step is consistent."""
+        return None if self.guide is None else float(self.record["courses"][self.guide]["threshold"])
 
     def values(self, task_id: str) -> dict[str, float]:
         """The task's scores by the name that filters and tables use; a local metric of a model failure is 0."""

@@ -49,6 +49,8 @@ NAMES = {
     "text_change": "text change",
 }
 """Local metrics as the pages name them."""
+COURSES = {"consistent": "change-aware, or stay where nothing changes"}
+"""What survival is judged by, where that is no judge."""
 HELP = {
     "change_aware": "Is what should change changed, and the rest kept? A copy of the last screen scores 0.",
     "changed_iou": "Overlap of the region that changes with the one that should.",
@@ -157,14 +159,13 @@ def _write_episode(
 ) -> None:
     task = episode.task
     course = data.course(task.task_id)
-    threshold = data.record["courses"][data.guide]["threshold"] if data.guide else None
 
     def guide_value(step: Step) -> float | None:
         return course[step.number] if step.number < len(course) else None
 
     def step_ok(step: Step) -> bool | None:
         value = guide_value(step)
-        return None if value is None or threshold is None else value >= threshold
+        return None if value is None or data.threshold is None else value >= data.threshold
 
     _page(
         page,
@@ -221,6 +222,7 @@ def _write_task(
                 "drawings": [asdict(plots.drawing(step.mark, task.width, task.height)) for step in episode.steps],
                 "acts": [step.summary for step in episode.steps],
                 "course": [None if value is None else round(value, 3) for value in data.course(task.task_id)],
+                "threshold": data.threshold,
                 "end": outcome,
                 "failed": str(episode.failure["code"]) if episode.failure else "",
             }
@@ -320,7 +322,7 @@ def _columns(present: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> list
     for key in present:
         if key.startswith("partial credit "):
             source = key.removeprefix("partial credit ")
-            title = "partial credit" if source in NAMES else f"partial credit ({source.replace(':', ' of ')})"
+            title = "partial credit" if source in COURSES else f"partial credit ({source.replace(':', ' of ')})"
             columns.append({"key": key, "title": title, "scale": 100, "help": "Sum of scores over planned steps."})
     return columns
 
@@ -381,7 +383,7 @@ def _curves(rows: Sequence[RowData], colors: Mapping[str, str] | None = None) ->
             if course:
                 threshold = course["threshold"]
                 curves.append((data.label, colors[data.key], [point["share"] for point in course["survival"]]))
-        metric = NAMES.get(label, label.replace(":", " of judge "))
+        metric = COURSES.get(label, label.replace(":", " of judge "))
         note = f"Share of tasks whose first transitions all score {100 * (threshold or 0):.0f} or more ({metric})"
         found.append(plots.curve_plot("Survival", note, curves))
     return found
@@ -486,7 +488,7 @@ def _episode_list(rows: Sequence[RowData], page: Path, report: Path) -> dict[str
             spark = plots.sparkline(data.course(task.task_id), failed)
             lines.append([number, tasks[key], outcomes[outcome], spark, thousandths])
     block = {
-        "rows": [[data.label, link(row_folder(report, data), page) + "/"] for data in rows],
+        "rows": [[data.label, link(row_folder(report, data), page) + "/", data.threshold] for data in rows],
         "tasks": task_lines,
         "metrics": [NAMES.get(name, name) for name in metrics],
         "outcomes": outcome_lines,

@@ -456,6 +456,9 @@ def paired(
         raise ValueError("the two rows have no task in common")
     first, second = (np.array(_task_means({task: row[task] for task in common})) for row in (a, b))
     spread = interval({task: [float(value)] for task, value in zip(common, first - second, strict=True)}, seed, level)
+    left_out = len(set(a) ^ set(b))
+    if len(common) == 1:  # either sign is as far from 0, and scipy refuses to ask
+        return Paired(spread.mean, None, None, 1.0, 1, left_out)
     from scipy.stats import permutation_test
 
     test = permutation_test(
@@ -467,7 +470,6 @@ def paired(
         batch=1000,
         rng=np.random.default_rng(seed),
     )
-    left_out = len(set(a) ^ set(b))
     return Paired(spread.mean, spread.low, spread.high, float(test.pvalue), len(common), left_out)
 
 

@@ -46,16 +46,16 @@ function theme() {
 const typing = (event) => event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
 
 // --- list of episodes ------------------------------------------------------------------------------------------------
-// data: rows [[label, folder, guide]], tasks [[id, page, instruction, apps, page that compares]], metrics [name], outcomes [[name, failed]],
+// data: rows [[label, folder, score from which a step is consistent]], tasks [[id, page, instruction, apps, page that compares]], metrics [name], outcomes [[name, failed]],
 // episodes [[row, task, outcome, spark, score per metric in thousandths or null]]
 
-function spark(letters) {
+function spark(letters, threshold) {
   const made = shape("svg", { class: "spark", viewBox: `0 0 ${Math.max(letters.length, 12) * 8} 22`, preserveAspectRatio: "xMinYMid meet", "aria-hidden": "true" });
   const paths = { ok: "", no: "", unknown: "" };
   [...letters].forEach((letter, step) => {
     const value = letter === "a" ? 10 : letter === "x" ? 0 : Number(letter);
     const high = Number.isNaN(value) ? 3 : 3 + 1.7 * value;
-    const kind = letter === "-" ? "unknown" : value >= 5 ? "ok" : "no";
+    const kind = letter === "-" ? "unknown" : value >= 10 * threshold ? "ok" : "no";
     paths[kind] += `M${step * 8} ${(21 - high).toFixed(1)}h6v${high.toFixed(1)}h-6z`;
   });
   for (const [kind, path] of Object.entries(paths)) if (path) made.append(shape("path", { class: kind, d: path }));
@@ -97,7 +97,7 @@ function episodes(data) {
     const [id, page, instruction, , compared] = data.tasks[task];
     const [name, bad] = data.outcomes[outcome];
     const value = score(episode);
-    const course = el("span", { className: "course" }, spark(letters));
+    const course = el("span", { className: "course" }, spark(letters, data.rows[row][2]));
     const how = el("span", { className: bad ? "how bad" : "how", textContent: name.replaceAll("_", " ") });
     const who = fields.row ? [el("span", { className: "who", textContent: data.rows[row][0] })] : [];
     return el("li", {},
@@ -222,7 +222,7 @@ function compare(data) {
         cell.append(screen(row.base + row.frames[k], `${row.label}: screen ${k}`, row.drawings[k]));
         const words = el("p");
         const value = k ? row.course[k - 1] : null;
-        if (value !== null && value !== undefined) words.append(el("b", { textContent: (100 * value).toFixed(0), className: value < 0.5 ? "bad" : "good" }), " ");
+        if (value !== null && value !== undefined) words.append(el("b", { textContent: (100 * value).toFixed(0), className: value < row.threshold ? "bad" : "good" }), " ");
         if (row.acts[k]) words.append(row.acts[k]);
         cell.append(words);
       } else if (k === row.frames.length && row.failed) {
