@@ -7,7 +7,7 @@ says so and holds no transitions. S_sig and S_dino are added where weights are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,14 @@ from .records import SCHEMA_VERSION, write_bytes, write_json
 from .scoring.episodes import Episode, read_episode
 from .scoring.features import FeatureModel, FeatureSettings, Kind
 from .worlds.registry import make_world
-from .worlds.rows import BlankRow, BrowserRow
+from .worlds.rows import BrowserRow
 
 if TYPE_CHECKING:
     from .plan import Row
     from .scoring.rows import Metrics
     from .tasks import Task
 
-BACKBONES: dict[Kind, str] = {"siglip": "S_sig", "dinov2": "S_dino"}
+BACKBONES: tuple[Kind, ...] = ("siglip", "dinov2")
 
 
 @dataclass
@@ -35,16 +35,16 @@ class Measures:
     settings: Metrics
 
     def __post_init__(self) -> None:
-        self.features: dict[str, FeatureModel] = {}
-        for kind, metric in BACKBONES.items():
+        self.features: list[FeatureModel] = []
+        for kind in BACKBONES:
             backbone = getattr(self.settings, kind)
             if backbone is not None:
                 options = FeatureSettings(kind, backbone.source, backbone.revision, backbone.device)
-                self.features[metric] = FeatureModel(options)
+                self.features.append(FeatureModel(options))
         self._ocr: Any = None
 
     @property
-    def read(self) -> Any:
+    def ocr(self) -> Any:
         """The text reader, or None."""
         if self.settings.ocr and self._ocr is None:
             from .scoring.metrics import Ocr
@@ -56,9 +56,9 @@ class Measures:
         """What changes a measured score."""
         from .scoring import metrics
 
-        features = {name: model.settings.identity() for name, model in self.features.items()}
+        features = [model.settings.identity() for model in self.features]
         ocr = metrics.Ocr.version() if self.settings.ocr else None
-        return {"version": metrics.VERSION, "ocr": ocr, "features": features, "blank": 1}
+        return {"version": metrics.VERSION, "ocr": ocr, "features": features}
 
 
 def identity(row: Row, task: Task, measures: Mapping[str, Any]) -> str:
@@ -76,33 +76,22 @@ def content(trajectory: Mapping[str, Any]) -> str:
 
 def main(row: Row, task: Task, measures: Measures, made_identity: str, output: Path) -> str:
     """Makes `output`: results/scores/{model}/{setting}/{task}/measured.json."""
-    from .scoring.metrics import compare, load_frame
+    from .scoring.measure import measure
 
     trajectory = read_record(row.folder / task.task_id / "trajectory.json")
     episode = read_episode(row.folder, task, trajectory, row.run_sha256)
     if not episode.true and task.environment:
         episode = episode.with_true(oracle_screens(episode, output.parent))
-    record: dict[str, Any] = {
+    record = {
         "schema": SCHEMA_VERSION,
         "record": "measured",
         "identity": made_identity,
         "inputs": {"content": content(trajectory)},
         "task_id": task.task_id,
+        "true": [_shown(path, output.parent) for path in episode.true],
         "true_screens": bool(episode.true),
-        "transitions": [],
+        "transitions": measure(episode, measures.ocr, measures.features)["transitions"] if episode.true else [],
     }
-    blank = _blank(task)
-    if episode.true:
-        for step in episode.transitions:
-            before, after, predicted = (
-                load_frame(path) for path in (episode.true[step], episode.true[step + 1], episode.frames[step + 1])
-            )
-            measured = compare(before, after, predicted, measures.read)
-            floor = compare(before, after, blank, measures.read)["scores"]
-            record["transitions"].append({"step": step, **measured, "blank": floor})
-        for metric, model in measures.features.items():
-            _add_features(record["transitions"], metric, model, episode)
-    record["true"] = [_shown(path, output.parent) for path in episode.true]
     write_json(output, record)
     return f"{len(record['transitions'])} transitions"
 
@@ -126,24 +115,6 @@ def oracle_screens(episode: Episode, folder: Path) -> list[Path]:
     for path, screen in zip(paths, screens, strict=True):
         write_bytes(path, screen)
     return paths
-
-
-def _blank(task: Task) -> Any:
-    import numpy
-
-    color = BlankRow.model_validate({"family": "blank"}).color
-    value = [int(color[k : k + 2], 16) for k in (1, 3, 5)]
-    return numpy.full((task.height, task.width, 3), value, dtype=numpy.uint8)
-
-
-def _add_features(transitions: Sequence[dict[str, Any]], metric: str, model: FeatureModel, episode: Episode) -> None:
-    steps = episode.transitions
-    after = [episode.true[step + 1] for step in steps]
-    predicted = model.similarities(after, [episode.frames[step + 1] for step in steps])
-    copied = model.similarities(after, [episode.true[step] for step in steps])
-    for transition, score, copy in zip(transitions, predicted, copied, strict=True):
-        transition["scores"][metric] = score
-        transition["copy"][metric] = copy
 
 
 def _shown(path: Path, folder: Path) -> str:

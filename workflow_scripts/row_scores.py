@@ -31,7 +31,7 @@ from .scoring.aggregate import (
 )
 from .scoring.costs import row_costs
 from .scoring.judges import call_path, read_call
-from .scoring.metrics import METRICS as LOCAL
+from .scoring.measure import steps_of
 from .scoring.metrics import VERSION
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     from .tasks import Track
 
 FEATURES = ("S_sig", "S_dino")
-VARIANTS = {"scores": "", "copy": "copy_last:", "blank": "blank:"}
-"""Where a transition's values stand in measured.json, and the prefix of their names here: what a copy of the true
-screen before, and an empty screen, would have scored on the same transition."""
 
 
 def main(
@@ -64,6 +61,8 @@ def main(
             "end_reason": trajectory["end_reason"],
             "steps": len(episode.transitions),
             "failure": trajectory["error"],
+            # What a whole rollout has: on the offline track all recorded actions, online those that were taken.
+            "planned": task.step_budget if row.track == "offline" else len(episode.transitions) + bool(episode.failure),
             "apps": list(task.apps),
             "local": {name: _mean(values) for name, values in steps.items()},
             "transitions": steps,
@@ -111,13 +110,9 @@ def main(
 
 
 def _steps(transitions: Sequence[Mapping[str, Any]]) -> dict[str, list[float | None]]:
-    """Values per transition by name; baselines' under their prefix. A metric without any value is left out."""
-    found: dict[str, list[float | None]] = {}
-    for variant, prefix in VARIANTS.items():
-        for metric in (*LOCAL, *FEATURES):
-            values = [transition[variant].get(metric) for transition in transitions]
-            if any(value is not None for value in values):
-                found[prefix + metric] = values
+    """Values per transition by name, as `scoring.measure.steps_of` names them, without those that have no value."""
+    steps = steps_of({"transitions": transitions}) if transitions else {}
+    found = {name: list(values) for name, values in steps.items() if any(value is not None for value in values)}
     if transitions:
         found["changed"] = [float(transition["changed"]) for transition in transitions]
     return found
@@ -136,8 +131,8 @@ def _courses(
     tasks: Mapping[str, Any],
     measured: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Survival, first failure and partial credit, by local change-awareness and by each judge's S_ad."""
-    sources = {"change_aware": ("change_aware", local)} if any(m["true_screens"] for m in measured.values()) else {}
+    """Survival, first failure and partial credit, by the local course `consistent` and by each judge's S_ad."""
+    sources = {"consistent": ("consistent", local)} if any(m["true_screens"] for m in measured.values()) else {}
     sources |= {f"S_ad:{judge}": ("S_ad", found) for judge, found in official.items()}
     result = {}
     for label, (metric, scores) in sources.items():
@@ -146,7 +141,7 @@ def _courses(
             name: Course(scores[name].steps.get(metric, ()), failed=tasks[name]["failure"] is not None)
             for name in names
         }
-        planned = {name: tasks[name]["steps"] + (tasks[name]["failure"] is not None) for name in names}
+        planned = {name: tasks[name]["planned"] for name in names}
         result[label] = {
             "threshold": threshold,
             "survival": [asdict(point) for point in survival(list(courses.values()), threshold)],

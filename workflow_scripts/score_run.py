@@ -18,6 +18,7 @@ from .failures import InfrastructureFailure
 from .identity import digest
 from .plan import Row
 from .run import Run
+from .scoring.features import METRIC_OF
 from .scoring.judges import JudgeSettings
 from .tasks import TRACKS, Task, Track
 
@@ -119,8 +120,11 @@ class ScoreRun:
     def row_scores(self, w: Any, output: Any, log: Any) -> None:
         row = self.run.rows.get(w.model, w.setting)
         judges, identity, scores = list(self.judges.values()), self.row_identity(w), self._folder(row)
-        features = list(self.measures.features)
-        work = lambda: row_scores.main(row, judges, features, identity, scores, Path(output[0]))  # noqa: E731
+        features = [METRIC_OF[model.settings.kind] for model in self.measures.features]
+
+        def work() -> str:
+            return row_scores.main(row, judges, features, identity, scores, Path(output[0]))
+
         self.run.job(output[0], log[0], work)
 
     def tables(self, records: Any, output: Any, log: Any) -> None:

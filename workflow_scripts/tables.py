@@ -87,7 +87,7 @@ def line(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         cells[metric] = _round(spread.mean)
         cells[f"{metric} low"] = _round(spread.low)
         cells[f"{metric} high"] = _round(spread.high)
-        copy, blank = (_mean_local(repeats, f"{name}:{metric}") for name in ("copy_last", "blank"))
+        copy, blank = (_mean_local(repeats, f"{metric}_{name}") for name in ("copy", "blank"))
         cells[f"{metric} of copy_last"], cells[f"{metric} of blank"] = _round(copy), _round(blank)
         if metric != "stay" and copy is not None and copy < 1:
             # The true page scores 1 in every one of these metrics.

@@ -41,8 +41,8 @@ def measure(episode: Episode, ocr: Ocr | None = None, features: Sequence[Feature
 
     Returns:
         ``{schema, record: "measured", identity, task_id, transitions: [{step, changed, changed_area, copies_previous,
-        resized, scores, copy}, …]}``, `scores` and `copy` as `metrics.compare` gives them, with S_sig and S_dino beside
-        them where `features` has their backbones.
+        resized, scores, copy, blank}, …]}``, the last three as `metrics.compare` gives them, with S_sig and S_dino
+        beside `scores` and `copy` where `features` has their backbones.
 
     Raises InfrastructureFailure: ``no_true_screens``, ``frame_missing``, ``frame_unreadable``, ``frame_size``, and what
     reader and backbones raise.
@@ -78,12 +78,12 @@ def measure(episode: Episode, ocr: Ocr | None = None, features: Sequence[Feature
 def steps_of(record: Mapping[str, Any]) -> Steps:
     """The scores of a record of `measure` per metric, for `aggregate.score_episode`.
 
-    Beside each metric stands ``{metric}_copy``, what a copy scored. ``consistent`` is change_aware where something
-    changed and stay where nothing did: the course that survival curves are drawn from.
+    Beside each metric stand ``{metric}_copy`` and ``{metric}_blank``, what these scored. ``consistent`` is change_aware
+    where something changed and stay where nothing did: the course that survival curves are drawn from.
     """
     transitions = record["transitions"]
     steps: dict[str, list[float | None]] = {}
-    for side, suffix in (("scores", ""), ("copy", "_copy")):
+    for side, suffix in (("scores", ""), ("copy", "_copy"), ("blank", "_blank")):
         for metric in dict.fromkeys(name for transition in transitions for name in transition[side]):
             steps[metric + suffix] = [transition[side].get(metric) for transition in transitions]
     steps["consistent"] = [

@@ -254,7 +254,7 @@ def text_change(previous: Sequence[str], true: Sequence[str], predicted: Sequenc
 
 
 def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None = None) -> dict[str, Any]:
-    """All metrics of one transition, and those of a copy of the previous screen.
+    """All metrics of one transition, and those of a copy of the previous screen and of an empty one.
 
     Args:
         previous: the true screen before the action; (H, W, 3) uint8.
@@ -264,8 +264,8 @@ def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None 
 
     Returns:
         ``{"changed": bool, "changed_area": share, "copies_previous": bool, "resized": bool,
-        "scores": {metric: float | None}, "copy": {metric: float | None}}`` for all of `METRICS`. Change metrics are
-        None where nothing changed, `stay` is None where something did.
+        "scores": {metric: float | None}, "copy": …, "blank": …}`` for all of `METRICS`; blank is a white screen. Change
+        metrics are None where nothing changed, `stay` is None where something did.
     """
     if previous.shape != true.shape:
         message = f"the screens before and after the action differ in size: {previous.shape} and {true.shape}"
@@ -300,6 +300,7 @@ def compare(previous: Frame, true: Frame, predicted: Frame, read: Reader | None 
         "resized": resized,
         "scores": scores(predicted, lines[2] if lines else None),
         "copy": scores(previous, lines[0] if lines else None),
+        "blank": scores(np.full_like(true, 255), [] if lines else None),
     }
 
 
