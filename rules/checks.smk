@@ -7,6 +7,8 @@ localrules:
 
 
 rule preflight:
+    log:
+        "results/logs/preflight.log",
     retries: 0
     message:
         "what is missing here"
@@ -15,6 +17,8 @@ rule preflight:
 
 
 rule plan:
+    log:
+        "results/logs/plan.log",
     message:
         "what the run will take"
     run:

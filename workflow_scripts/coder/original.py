@@ -186,7 +186,7 @@ def _color(reference: Image, candidate: Image) -> float:
     a, b = _resized(reference, 128, 128), _resized(candidate, 128, 128)
     colored = (a < 240).any(-1)
     where = colored if colored.mean() >= 0.02 else np.ones((128, 128), bool)
-    difference = deltaE_ciede2000(rgb2lab(a[where]), rgb2lab(b[where]))  # type: ignore[no-untyped-call]
+    difference = deltaE_ciede2000(rgb2lab(a[where]), rgb2lab(b[where]))
     return float(1 - min(difference.mean() / 50, 1))
 
 
@@ -197,4 +197,4 @@ def _pixels(reference: Image, candidate: Image) -> float:
 
 def _ssim(reference: Image, candidate: Image) -> float:
     a, b = _resized(reference, 320, 240), _resized(candidate, 320, 240)
-    return float(np.clip(structural_similarity(a, b, channel_axis=2), 0, 1))  # type: ignore[no-untyped-call]
+    return float(np.clip(structural_similarity(a, b, channel_axis=2), 0, 1))

@@ -277,7 +277,7 @@ def _extent(a: Floats, b: Floats) -> Matrix:
 
 def _difference(a: Matrix, b: Matrix) -> Matrix:
     """CIEDE2000 (Sharma et al. 2005) of CIELAB arrays (…, 3)."""
-    difference: Matrix = deltaE_ciede2000(a, b)  # type: ignore[no-untyped-call]
+    difference: Matrix = deltaE_ciede2000(a, b)
     return difference
 
 

@@ -131,7 +131,7 @@ def _rows(path: Path, column: str) -> Iterator[dict[str, Any]]:
                 str(path), column, f"one of the columns {list(table.columns)}", column, f"column: {table.columns[0]}"
             )
         names = [name for name in (column, "id") if name in table.columns]
-        yield from table[names].to_dict("records")
+        yield from ({str(key): value for key, value in line.items()} for line in table[names].to_dict("records"))
     else:
         raise InvalidInput(
             str(path), "task set", "a folder, .jsonl or .parquet", path.suffix or "no suffix", f"{path.stem}.jsonl"

@@ -129,7 +129,7 @@ class TransformersSampler:
         return samples
 
 
-class _Draw(transformers.LogitsProcessor):
+class _Draw(transformers.LogitsProcessor):  # type: ignore[misc]
     """Chooses each row's next token and leaves `generate` no other: its greedy choice is the token drawn here."""
 
     def __init__(self, requests: Sequence[Request], temperature: float, policy: Policy) -> None:
