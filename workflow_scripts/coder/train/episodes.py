@@ -107,6 +107,8 @@ class Collection:
         special: tokens of the tokenizer that texts must not contain.
         workers: episodes that wait for the environment at the same time.
         document: the document in a reply, as the scorer reads it; it is what the roles are shown of a draft.
+        replay: when an episode is missing, play those on disk too, for their place in its batches: log-probs differ in
+            their last bits from one batch shape to another. Worth its time only where arithmetic repeats itself (CPU).
     """
 
     environment: Callable[[], Environment]
@@ -120,6 +122,7 @@ class Collection:
     special: tuple[str, ...] = ()
     workers: int = 8
     document: Callable[[str], str] = document_of
+    replay: bool = False
 
 
 @dataclass
@@ -148,26 +151,28 @@ def episode_path(folder: str | Path, group: GroupPlan, member: int) -> Path:
 def collect(setup: Collection, groups: Sequence[GroupPlan], folder: str | Path) -> list[list[dict[str, Any]]]:
     """The episodes of some groups, those on disk included; per group its members' records, without the given-up ones.
 
-    Each record is written as soon as its episode is over. Raises InfrastructureFailure("group_failed") if a group has
-    fewer than two episodes, and ("reference_differs") if its members saw different references.
+    Each record is written as soon as its episode is over, and a record on disk stays. Raises
+    InfrastructureFailure("group_failed") if a group has fewer than two episodes, and ("reference_differs") if its
+    members saw different references.
     """
     size = setup.episodes.group_size
     records: dict[tuple[int, int], dict[str, Any]] = {}
-    players = []
     for group in groups:
         for member in range(size):
             path = episode_path(folder, group, member)
             if path.exists():
                 records[group.number, member] = _read(path, setup)
-            else:
-                players.append(_Player(group, member))
+    everyone = [(group, member) for group in groups for member in range(size)]
+    missing = [(group, member) for group, member in everyone if (group.number, member) not in records]
+    players = [_Player(group, member) for group, member in (everyone if setup.replay and missing else missing)]
     with ThreadPoolExecutor(setup.workers, thread_name_prefix="episode") as threads:
         while waiting := [player for player in players if not player.over]:
             list(threads.map(lambda player: _advance(setup, player), waiting))
             for player in waiting:
-                if player.record is not None:
+                key = (player.group.number, player.member)
+                if player.record is not None and key not in records:
                     _write(episode_path(folder, player.group, player.member), player.record)
-                    records[player.group.number, player.member] = player.record
+                    records[key] = player.record
             asking = [player for player in waiting if player.ask is not None]
             if asking:
                 answers = setup.engine([player.ask for player in asking if player.ask is not None])

@@ -71,6 +71,13 @@ def _groups(config: TrainConfig, index: int) -> tuple[GroupPlan, ...]:
     return tuple(groups)
 
 
+def waves(config: TrainConfig, index: int) -> list[tuple[GroupPlan, ...]]:
+    """The groups of an iteration as they are played: so many side by side as fill a batch. A shard is some of these."""
+    groups = plan(config, index).groups
+    size = max(1, config.sampling.batch_rows // config.episodes.group_size)
+    return [groups[start : start + size] for start in range(0, len(groups), size)]
+
+
 def past_digest(config: TrainConfig, index: int) -> str:
     """Digest of the plans of iterations 1 … `index`: a schedule may be extended under a run, not changed behind it."""
     plans = [plan(config, i) for i in range(1, index + 1)]

@@ -31,7 +31,7 @@ from .model import Policy, load_policy
 from .prompts import Prompts
 from .rows import ImageStore, Row
 from .sampler import Request, Sample, TransformersSampler
-from .schedule import GroupPlan, plan
+from .schedule import plan, waves
 from .update import make_optimizer, update
 
 
@@ -111,13 +111,13 @@ def collect_iteration(
     run: Run,
     index: int,
     environment: Callable[[], Environment],
-    groups: Sequence[GroupPlan] | None = None,
+    only: Sequence[int] | None = None,
     document: Callable[[str], str] = document_of,
 ) -> list[list[dict[str, Any]]]:
     """Plays the episodes of iteration `index` that are not on disk yet, with the state before it.
 
     Args:
-        groups: a part of the iteration's groups, for sharding; all by default.
+        only: numbers of the waves to play (`schedule.waves`, from 0), for sharding; all by default.
         document: see `episodes.Collection`.
 
     Raises InvalidInput if the run stands elsewhere, and what `episodes.collect` raises.
@@ -142,8 +142,11 @@ def collect_iteration(
         actors,
         tuple(special),
         document=document,
+        replay=run.policy.device.type == "cpu",
     )
-    return collect(setup, plan(run.config, index).groups if groups is None else groups, run.path(index))
+    parts = waves(run.config, index)
+    chosen = range(len(parts)) if only is None else only
+    return [records for wave in chosen for records in collect(setup, parts[wave], run.path(index))]
 
 
 def learn(run: Run, index: int, groups: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:

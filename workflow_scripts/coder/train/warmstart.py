@@ -76,7 +76,7 @@ def warm_start(
     seed: int,
     report: Callable[[dict[str, float]], None] = lambda row: None,
 ) -> list[dict[str, float]]:
-    """Trains in place; returns a row per step: loss (nats per token), gradient norm, learning rate, skipped examples."""
+    """Trains in place; returns a row per step: loss (nats per token), gradient norm, rate, skipped examples."""
     end = policy.processor.tokenizer.eos_token_id
     log = []
     with _trainable(policy, rule) as parameters:
