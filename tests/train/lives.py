@@ -17,7 +17,7 @@ from typing import Any
 
 from workflow_scripts.coder.train.config import TrainConfig, train_config
 
-from .world import World
+from .world import World, short_prompts
 
 Point = tuple[str, int]
 
@@ -59,7 +59,7 @@ def live(folder: Path, config: TrainConfig, until: int, die: Point | None = None
         }
         owner, attribute, after = places[name]
         setattr(owner, attribute, _deadly(getattr(owner, attribute), at, after))
-    run = trainer.open_run(folder, config)
+    run = trainer.open_run(folder, config, prompts=short_prompts())
     trainer.train(run, until, World, document=str.strip)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,9 +19,12 @@ from workflow_scripts.failures import InfrastructureFailure, InvalidInput
 from workflow_scripts.records import read_json
 
 from .lives import Point, fork, live
-from .world import Breaking, World
+from .world import Breaking, World, short_prompts
 
 torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from workflow_scripts.coder.train.trainer import Run
 
 POINTS: tuple[Point, ...] = (
     ("file", 2),  # in the first checkpoint, before any training
@@ -98,7 +101,6 @@ def test_training_one_role_leaves_the_others_files(whole: Path) -> None:
 def test_the_partner_acts_with_its_own_adapter(config: TrainConfig, whole: Path, tmp_path: Path) -> None:
     """A row of iteration 3 has, under the adapters of iteration 2, the log-probs that its role's adapter gives."""
     from workflow_scripts.coder.train.episodes import rows_of
-    from workflow_scripts.coder.train.trainer import open_run
 
     from .conftest import log_probs
 
@@ -114,7 +116,7 @@ def test_the_partner_acts_with_its_own_adapter(config: TrainConfig, whole: Path,
 
 
 def test_a_stop_is_a_clean_end(config: TrainConfig, whole: Path, tmp_path: Path) -> None:
-    from workflow_scripts.coder.train.trainer import open_run, train
+    from workflow_scripts.coder.train.trainer import train
 
     folder = tmp_path / "stopped"
     run = open_run(folder, config)
@@ -123,6 +125,12 @@ def test_a_stop_is_a_clean_end(config: TrainConfig, whole: Path, tmp_path: Path)
     expected = contents(whole)
     found = contents(folder)
     assert all(found[name] == expected[name] for name in found)
+
+
+def open_run(folder: Path, config: TrainConfig, **options: Any) -> Run:
+    from workflow_scripts.coder.train import trainer
+
+    return trainer.open_run(folder, config, prompts=short_prompts(), **options)
 
 
 def copied(whole: Path, tmp_path: Path) -> Path:
@@ -138,8 +146,6 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 def test_damage_is_named_before_weights_are_loaded(
     config: TrainConfig, whole: Path, tmp_path: Path, name: str, damage: str
 ) -> None:
-    from workflow_scripts.coder.train.trainer import open_run
-
     path = copied(whole, tmp_path) / "iteration_00003" / name
     data = bytearray(path.read_bytes())
     path.unlink()
@@ -157,8 +163,8 @@ def test_another_base_configuration_or_schedule(
     config: TrainConfig, config_of: Callable[..., TrainConfig], whole: Path, tmp_path: Path
 ) -> None:
     from tests.tiny.vlm import build
+    from workflow_scripts.coder.train import trainer
     from workflow_scripts.coder.train.config import train_config
-    from workflow_scripts.coder.train.trainer import open_run
 
     def changed(**blocks: Any) -> TrainConfig:
         fields = config.model_dump()
@@ -179,12 +185,15 @@ def test_another_base_configuration_or_schedule(
     with pytest.raises(InvalidInput) as error:
         open_run(whole, changed(schedule=[{"phase": "critic", "iterations": 9}]))
     assert error.value.key == "schedule"
+    with pytest.raises(InvalidInput) as error:
+        trainer.open_run(whole, config)
+    assert error.value.key == "config/prompts/coder"
     longer = [*config.model_dump()["schedule"], {"phase": "critic", "iterations": 5}]
     assert open_run(whole, changed(schedule=longer, sampling={"batch_rows": 3})).iteration == UNTIL
 
 
 def test_an_episode_of_other_actors_is_refused(config: TrainConfig, whole: Path, tmp_path: Path) -> None:
-    from workflow_scripts.coder.train.trainer import collect_iteration, open_run
+    from workflow_scripts.coder.train.trainer import collect_iteration
 
     folder = copied(whole, tmp_path)
     run = open_run(folder, config, iteration=2)
@@ -204,7 +213,7 @@ def test_an_episode_of_other_actors_is_refused(config: TrainConfig, whole: Path,
 
 def test_one_episode_can_be_played_again(config: TrainConfig, whole: Path, tmp_path: Path) -> None:
     """Deleted and collected again: the same file; the others stay as they are."""
-    from workflow_scripts.coder.train.trainer import collect_iteration, open_run
+    from workflow_scripts.coder.train.trainer import collect_iteration
 
     folder = copied(whole, tmp_path)
     run = open_run(folder, config, iteration=2)
@@ -218,7 +227,7 @@ def test_one_episode_can_be_played_again(config: TrainConfig, whole: Path, tmp_p
 
 
 def test_failing_environments_are_retried_then_given_up(config_of: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    from workflow_scripts.coder.train.trainer import collect_iteration, learn, open_run
+    from workflow_scripts.coder.train.trainer import collect_iteration, learn
 
     class Once(Breaking):
         at = frozenset({1})
@@ -242,7 +251,7 @@ def test_failing_environments_are_retried_then_given_up(config_of: Callable[...,
 
 
 def test_shared_adapters_train_both_roles(config_of: Callable[..., TrainConfig], tmp_path: Path) -> None:
-    from workflow_scripts.coder.train.trainer import open_run, train
+    from workflow_scripts.coder.train.trainer import train
 
     config = config_of(model={"adapters": "shared"}, schedule=[{"phase": "combined", "iterations": 1}])
     run = open_run(tmp_path / "run", config)

@@ -12,10 +12,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from workflow_scripts.coder.train.prompts import Prompts
 from workflow_scripts.failures import InfrastructureFailure
 from workflow_scripts.records import png_bytes
 
 SIZE = (64, 64)
+SHORT = {
+    "developer_system": "{width}",
+    "developer_first": "Write.",
+    "developer_revise": "{render_note} {html} {critique_note}",
+    "critic_system": "{width}",
+    "critic_user": "{render_note} {html}",
+}
 
 
 def picture(text: str, size: tuple[int, int] = SIZE) -> bytes:
@@ -23,6 +31,13 @@ def picture(text: str, size: tuple[int, int] = SIZE) -> bytes:
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
     blocks = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
     return png_bytes(Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST))
+
+
+def short_prompts() -> Prompts:
+    """Prompts of a few words: on a tiny model, most of the time goes into long ones."""
+    prompts = Prompts()
+    prompts.texts = dict(SHORT)
+    return prompts
 
 
 def letters(html: str) -> float:

@@ -39,6 +39,7 @@ def save(
     optimizers: Mapping[str, torch.optim.Optimizer],
     config: TrainConfig,
     iteration: int,
+    prompts: str,
     metrics: Mapping[str, Any],
     previous: str | Path | None = None,
 ) -> None:
@@ -46,6 +47,7 @@ def save(
 
     Args:
         optimizers: AdamW by adapter name.
+        prompts: identity of the prompts.
         metrics: the iteration's log row, JSON without NaN; no times or hosts, which would differ after a resume.
         previous: folder of an earlier checkpoint, whose equal files are linked.
     """
@@ -72,6 +74,7 @@ def save(
         "schema_version": SCHEMA_VERSION,
         "iteration": iteration,
         "config": config.identity(),
+        "prompts": prompts,
         "past": past_digest(config, iteration),
         "base": policy.base,
         "adapters": list(policy.adapters),
@@ -109,11 +112,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def check(folder: str | Path, config: TrainConfig) -> dict[str, Any]:
+def check(folder: str | Path, config: TrainConfig, prompts: str | None = None) -> dict[str, Any]:
     """The manifest, after everything was found to fit; reads no weights into memory and no base model.
 
-    Raises InvalidInput for a checkpoint of another base model or configuration, a schedule changed behind it, and a
-    file that is missing or not what was written.
+    Raises InvalidInput for a checkpoint of another base model, configuration or prompts, a schedule changed behind it,
+    and a file that is missing or not what was written.
     """
     folder = Path(folder)
     manifest, where = read_manifest(folder), str(folder / MANIFEST)
@@ -131,6 +134,9 @@ def check(folder: str | Path, config: TrainConfig) -> dict[str, Any]:
     if manifest["adapters"] != list(adapter_names(config.model)) or manifest["config"] != config.identity():
         expected = "the configuration that this run was started with"
         raise InvalidInput(where, "config", expected, "another", "the old configuration, or another run name")
+    if prompts is not None and manifest["prompts"] != prompts:
+        expected = "the prompts that this run was started with"
+        raise InvalidInput(where, "config/prompts/coder", expected, "others", "the old texts, or another run name")
     if manifest["past"] != past_digest(config, manifest["iteration"]):
         expected = f"the schedule that iterations 1 … {manifest['iteration']} were trained with"
         raise InvalidInput(where, "schedule", expected, "another", "append phases, or take another run name")

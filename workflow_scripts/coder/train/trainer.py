@@ -63,22 +63,28 @@ def last_iteration(folder: str | Path) -> int | None:
 
 
 def open_run(
-    folder: str | Path, config: TrainConfig, iteration: int | None = None, warm_start: str | Path | None = None
+    folder: str | Path,
+    config: TrainConfig,
+    iteration: int | None = None,
+    warm_start: str | Path | None = None,
+    prompts: Prompts | None = None,
 ) -> Run:
     """Opens a run at `iteration`, by default its last one; a new one is begun with iteration 0.
 
     Args:
         warm_start: folder with one folder per adapter to begin with, in place of new ones.
+        prompts: other prompts than those in config/prompts/coder.
 
-    Raises InvalidInput, before any weights are loaded, for a checkpoint of another base, configuration or schedule, and
+    Raises InvalidInput, before any weights are loaded, for a checkpoint of another base, configuration, prompts or
+    schedule, and
     for damaged files.
     """
     folder = Path(folder)
     last = last_iteration(folder) if iteration is None else iteration
-    store, prompts = ImageStore(folder / "images"), Prompts()
+    store, prompts = ImageStore(folder / "images"), prompts or Prompts()
     if last is not None:
         here = iteration_path(folder, last)
-        checkpoint.check(here, config)
+        checkpoint.check(here, config, prompts.identity())
         policy = load_policy(config.model, config.seed, here / "adapters")
         optimizers = checkpoint.load_optimizers(here, policy, config)
         checkpoint.load_generators(here)
@@ -87,7 +93,7 @@ def open_run(
     torch.manual_seed(seed_of("run", config.seed))
     optimizers = {name: make_optimizer(policy, name, config.update) for name in policy.adapters}
     run = Run(folder, config, policy, optimizers, 0, store, prompts)
-    checkpoint.save(run.path(0), policy, optimizers, config, 0, {"iteration": 0})
+    checkpoint.save(run.path(0), policy, optimizers, config, 0, prompts.identity(), {"iteration": 0})
     return run
 
 
@@ -181,8 +187,8 @@ def learn(run: Run, index: int, groups: Sequence[Sequence[dict[str, Any]]]) -> d
             result = update(run.policy, role, optimizer, rows[role], run.store, rule, config.update, config.sampling)
             metrics |= {f"{role}/{key}": value for key, value in result.record().items()}
     write_json(run.path(index) / "timing.json", {"update_s": round(time.monotonic() - started, 3)})
-    previous = run.path(run.iteration)
-    checkpoint.save(run.path(index), run.policy, run.optimizers, config, index, metrics, previous)
+    previous, prompts = run.path(run.iteration), run.prompts.identity()
+    checkpoint.save(run.path(index), run.policy, run.optimizers, config, index, prompts, metrics, previous)
     run.iteration = index
     return metrics
 
