@@ -256,7 +256,8 @@ class Run:
 
     def _submits(self) -> bool:
         """Whether this process hands jobs to SLURM."""
-        return bool(self.workflow.is_main_process and self.workflow.non_local_exec and not self.workflow.dryrun)
+        executor = self.workflow.executor_plugin
+        return bool(self.workflow.is_main_process and executor is not None and executor.name == "slurm")
 
     def shard(self, w: Any, output: Any, log: Any) -> None:
         part = self._shard(w.model, int(w.shard), int(w.shards))

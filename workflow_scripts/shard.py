@@ -41,6 +41,7 @@ REPORT_VARIABLE = "GUILOOP_SHARD_REPORT"
 PARENT_VARIABLE = "GUILOOP_SHARD_PARENT"
 """Environment variable naming the process with which an inner run ends."""
 POLL_S = 0.2
+LOOK_AROUND_S = 55.0
 ASK_LIMIT_S = 20.0
 """How often a job asks how much of its time is left."""
 
@@ -92,7 +93,7 @@ class ShardProgress:
         steps, tasks: done before, in all.
 
     Attributes:
-        look_around: called now and then.
+        look_around: called about once a minute.
     """
 
     def __init__(self, shards: Sequence[Shard], steps: int, tasks: int) -> None:
@@ -101,12 +102,15 @@ class ShardProgress:
         done = [position for shard in shards for position in _positions(shard).values()]
         budgets = [budget for _, budget in self._files]
         left_steps = [min(budget, left // 2) for budget, left in zip(budgets, done, strict=True)]
+        self._looked = time.monotonic()
         self.look_around: Callable[[], None] = lambda: None
         self._steps, self._tasks = steps - sum(left_steps), tasks - sum(left > 0 for left in done)
 
     def __call__(self) -> tuple[int, int]:
         """Done now: what was done at the start and every record written since."""
-        self.look_around()
+        if time.monotonic() - self._looked > LOOK_AROUND_S:
+            self._looked = time.monotonic()
+            self.look_around()
         steps = tasks = 0
         for folder, budget in self._files:
             steps += sum(self._new(step_folder(folder, step) / "prediction.json") for step in range(budget))
