@@ -145,6 +145,16 @@ class Policy:
             yield
 
     @contextmanager
+    def speaking(self, adapter: str | None) -> Iterator[None]:
+        """Eval mode without gradients as the named adapter, or as the base model for None."""
+        with self.sampling(adapter):
+            if adapter is None:
+                with self.bare():
+                    yield
+            else:
+                yield
+
+    @contextmanager
     def training(self, role: Role) -> Iterator[dict[str, torch.nn.Parameter]]:
         """Train mode with the role's adapter active and alone requiring gradients; yields its parameters."""
         name = self.adapter(role)
@@ -318,23 +328,18 @@ def lora_targets(hf: Any, config: ModelConfig) -> str:
     Raises InvalidInput if a named target is no linear layer of the language model (or of the vision tower, with
     `lora.vision`).
     """
-    names = {id(module): name for name, module in hf.named_modules()}
     towers = [hf.get_decoder(), *([_vision(hf)] if config.lora.vision else [])]
-    found = {
-        names[id(tower)]: {n.rsplit(".", 1)[-1] for n, m in tower.named_modules() if isinstance(m, torch.nn.Linear)}
-        for tower in towers
-    }
-    present = set().union(*found.values())
-    wanted = present if config.lora.targets == "auto" else set(config.lora.targets)
-    if unknown := sorted(wanted - present):
-        expected = "names of linear layers: " + ", ".join(sorted(present))
-        fix = f"targets: [{', '.join(sorted(wanted & present))}]" if wanted & present else "targets: auto"
+    inside = {id(module) for tower in towers for module in tower.modules() if isinstance(module, torch.nn.Linear)}
+    linear = [name for name, module in hf.named_modules() if id(module) in inside]
+    leaves = {name.rsplit(".", 1)[-1] for name in linear}
+    wanted = leaves if config.lora.targets == "auto" else set(config.lora.targets)
+    if unknown := sorted(wanted - leaves):
+        expected = "names of linear layers: " + ", ".join(sorted(leaves))
+        fix = f"targets: [{', '.join(sorted(wanted & leaves))}]" if wanted & leaves else "targets: auto"
         raise InvalidInput("model", "lora.targets", expected, unknown, fix)
-    parts = []
-    for tower, leaves in found.items():
-        if leaves & wanted:
-            parts.append(rf"{re.escape(tower)}\.(?:.*\.)?(?:{'|'.join(sorted(leaves & wanted))})")
-    return "|".join(parts)
+    # Whole paths with the layer's number left open: a leaf name alone (`proj`) may also be that of a convolution.
+    paths = {re.sub(r"\\\.\d+\\\.", r"\\.\\d+\\.", re.escape(n)) for n in linear if n.rsplit(".", 1)[-1] in wanted}
+    return "|".join(sorted(paths))
 
 
 def _vision(hf: Any) -> torch.nn.Module:

@@ -11,7 +11,7 @@ Rows of several adapters run in one batch (PEFT's mixed batches). Left out: cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,13 +84,21 @@ class TransformersSampler:
                 results[i] = ModelFailure("prompt_too_long", message, tokens=len(prompt.ids))
             else:
                 encoded.append((i, request, prompt))
-        # Rows of like length and limit share a batch: less padding, and short completions do not wait for long ones.
-        encoded.sort(key=lambda item: (item[1].max_tokens, len(item[2].ids), item[0]))
-        for start in range(0, len(encoded), self.batch_rows):
-            part = encoded[start : start + self.batch_rows]
+        for part in self._batches(encoded):
             for (i, _, _), sample in zip(part, self._generate([p[1:] for p in part]), strict=True):
                 results[i] = sample
         return [result for result in results if result is not None]
+
+    def _batches(self, encoded: list[tuple[int, Request, Encoded]]) -> Iterator[list[tuple[int, Request, Encoded]]]:
+        """Rows of like length and limit together: less padding, and short completions do not wait for long ones."""
+        # A vision tower sees the images of all rows as one sequence, so its adapter cannot differ from row to row.
+        apart = self.policy.config.lora.vision
+        kinds = sorted({request.adapter or BASE for _, request, _ in encoded}) if apart else [None]
+        for kind in kinds:
+            rows = [item for item in encoded if kind is None or (item[1].adapter or BASE) == kind]
+            rows.sort(key=lambda item: (item[1].max_tokens, len(item[2].ids), item[0]))
+            for start in range(0, len(rows), self.batch_rows):
+                yield rows[start : start + self.batch_rows]
 
     def _generate(self, rows: Sequence[tuple[Request, Encoded]]) -> list[Sample]:
         policy = self.policy
@@ -116,12 +124,13 @@ class TransformersSampler:
             pad_token_id=policy.pad,
             use_cache=True,
         )
-        names = [request.adapter or BASE for request, _ in rows]
-        mixed = {"adapter_names": names} if len(set(names)) > 1 or names[0] == BASE else {}
-        with policy.sampling(None if mixed else names[0]):
-            policy.model.generate(
-                **inputs, generation_config=config, logits_processor=transformers.LogitsProcessorList([draw]), **mixed
-            )
+        processors = transformers.LogitsProcessorList([draw])
+        names = [request.adapter for request, _ in rows]
+        mixed = len(set(names)) > 1
+        speaking = self.policy.sampling() if mixed else self.policy.speaking(names[0])
+        extra = {"adapter_names": [name or BASE for name in names]} if mixed else {}
+        with speaking:
+            policy.model.generate(**inputs, generation_config=config, logits_processor=processors, **extra)
         samples = []
         for (_, prompt), (tokens, log_probs) in zip(rows, draw.completions(), strict=True):
             finish = "stop" if tokens[-1] in policy.ends else "length"
