@@ -66,7 +66,9 @@ def identity(row: Row, task: Task, measures: Mapping[str, Any]) -> str:
     from .browser.fonts import renderer_identity
 
     oracle = renderer_identity() if task.track == "online" and task.environment else None
-    return digest({"measures": dict(measures), "task": task.content(), "oracle": oracle})
+    # Their sizes stand for the recorded screens: hashing gigabytes at every plan would cost more than it guards.
+    true = [path.stat().st_size for path in task.true_images]
+    return digest({"measures": dict(measures), "task": task.content(), "oracle": oracle, "true": true})
 
 
 def content(trajectory: Mapping[str, Any]) -> str:

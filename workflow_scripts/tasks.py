@@ -93,6 +93,13 @@ class Task:
         """Where the true screen after recorded action `step` lies (offline track)."""
         return self.image.parent / f"step_{step:03d}_after.png"
 
+    @property
+    def true_images(self) -> tuple[Path, ...]:
+        """The true screens, the first one included; empty where the set has none. Offline track; all or none exist."""
+        if self.track == "online" or not self.after_image(0).is_file():
+            return ()
+        return (self.image, *(self.after_image(step) for step in range(self.step_budget)))
+
 
 def load_tasks(path: str | Path, track: Track) -> list[Task]:
     """Reads and checks all tasks of one track. Raises InvalidInput naming file, line and field."""
@@ -246,6 +253,12 @@ def _offline(reader: _Reader, root: Path) -> Task:
     steps = reader.get("n_steps", _is_budget, "the number of recorded actions", str(len(actions)), len(actions))
     if steps != len(actions):
         raise reader.error("n_steps", f"{len(actions)}, the lines of {reference}", steps, str(len(actions)))
+    folder = image["image"].parent
+    after = [folder / f"step_{step:03d}_after.png" for step in range(len(actions))]
+    missing = [path for path in after if not path.is_file()]
+    if missing and len(missing) < len(after):
+        found = f"{len(after) - len(missing)} of {len(after)}; {missing[0]} is missing"
+        raise reader.error("sample_id", "a true screen after every action, or none at all", found, f'"{task_id}"')
     apps = reader.fields.get("source_apps")
     return Task(
         task_id=task_id,

@@ -126,6 +126,16 @@ def test_offline_budget_is_the_number_of_recorded_actions(tmp_path):
     assert task.actions[0].x == 1
 
 
+def test_true_screens_are_there_for_every_action_or_for_none(tmp_path):
+    path = offline_set(tmp_path, [{"type": "wait"}, {"type": "wait"}])
+    assert load_tasks(path, "offline")[0].true_images == ()
+    folder = path / "offline_data/s1"
+    Image.new("RGB", (40, 60)).save(folder / "step_000_after.png")
+    assert "1 of 2" in refused(path, "offline")
+    Image.new("RGB", (40, 60)).save(folder / "step_001_after.png")
+    assert len(load_tasks(path, "offline")[0].true_images) == 3
+
+
 def test_offline_faults(tmp_path):
     path = offline_set(tmp_path, [{"type": "tap"}])
     assert "reference_trajectory.jsonl:1: semantic_action" in refused(path, "offline")

@@ -22,7 +22,7 @@ def online_config(workflow: Workflow, base_url: str, **planner) -> list[str]:
     (workflow.directory / "online.yaml").write_text(
         json.dumps({"model": "copy_last", "planner": "openai", "tasks": "set", "planners": {"openai": row}})
     )
-    return ["--configfile", "online.yaml"]
+    return ["rollouts", "--configfile", "online.yaml"]
 
 
 def by_step(request):
@@ -34,7 +34,7 @@ def by_step(request):
 
 def test_recorded_actions_end_to_end(workflow):
     write_tasks(workflow.directory / "set", "offline", 3, 4)
-    arguments = ["--config", "model=copy_last,blank", "setting=nohist,fullhist", "tasks=set"]
+    arguments = ["rollouts", "--config", "model=copy_last,blank", "setting=nohist,fullhist", "tasks=set"]
     output = workflow.ok(*arguments)
     assert "copy_last/nohist: 3 of 3 tasks complete (actions_used 3)" in output
     assert "copy_last × fullhist is left out" in output
@@ -55,7 +55,7 @@ def test_recorded_actions_end_to_end(workflow):
 
 def test_a_missing_or_forced_step_reruns_itself_and_what_follows_in_its_task_only(workflow):
     write_tasks(workflow.directory / "set", "offline", 3, 4)
-    arguments = ["--config", "model=copy_last", "tasks=set"]
+    arguments = ["rollouts", "--config", "model=copy_last", "tasks=set"]
     workflow.ok(*arguments)
     before = workflow.content()
     step = f"{ROW}/t001/step_002"
@@ -79,7 +79,7 @@ def test_a_missing_or_forced_step_reruns_itself_and_what_follows_in_its_task_onl
 
 def test_copies_and_file_times_rerun_nothing_and_edits_rerun_what_depends_on_them(workflow, tmp_path):
     write_tasks(workflow.directory / "set", "offline", 2, 3)
-    arguments = ["--config", "model=copy_last", "tasks=set"]
+    arguments = ["rollouts", "--config", "model=copy_last", "tasks=set"]
     workflow.ok(*arguments)
     # A copy without Snakemake's own records and with file times in no order.
     shutil.rmtree(workflow.directory / ".snakemake")
@@ -193,7 +193,7 @@ def test_two_runs_at_once(workflow):
         wait_until(lambda: len(server.requests) >= 1)
         output = workflow.refused(*arguments)
         assert "in the making by process" in output
-        second = workflow.run(f"{ROW}/t001/trajectory.json", *arguments)
+        second = workflow.run(f"{ROW}/t001/trajectory.json", *arguments[1:])
         assert second.returncode == 0, second.stderr
         assert first.wait() == 0
 
@@ -201,7 +201,7 @@ def test_two_runs_at_once(workflow):
 def test_the_other_track_is_not_overwritten(workflow):
     write_tasks(workflow.directory / "set", "offline", 1, 2)
     write_tasks(workflow.directory / "set", "online", 1, 2)
-    workflow.ok("--config", "model=copy_last", "tasks=set")
+    workflow.ok("rollouts", "--config", "model=copy_last", "tasks=set")
     before = workflow.content()
     output = workflow.refused(*online_config(workflow, "http://127.0.0.1:9/v1"))
     assert "row.json: planner" in output
@@ -255,7 +255,7 @@ def test_thin_jobs_import_nothing_heavy():
 @pytest.mark.slow
 def test_two_hundred_tasks_of_25_steps_plan_within_400_mb(workflow):
     write_tasks(workflow.directory / "set", "offline", 200, 25)
-    command = workflow.command("-n", "--config", "model=copy_last", "tasks=set")
+    command = workflow.command("-n", "rollouts", "--config", "model=copy_last", "tasks=set")
     code = (
         "import resource, subprocess, sys;"
         "done = subprocess.run(sys.argv[1:], capture_output=True, text=True);"

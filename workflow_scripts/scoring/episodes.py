@@ -92,9 +92,8 @@ def build(folder: Path, task: Task, record: Any, run_sha256: str | None = None) 
     if failed:
         checks.failed_head()
     episode = checks.failed_episode() if failed else checks.complete_episode()
-    if episode is not None and task.track == "offline":
-        steps = range(len(episode.actions))
-        episode = episode.with_true([task.image, *(task.after_image(step) for step in steps)])
+    if episode is not None and task.true_images:
+        episode = episode.with_true(task.true_images[: len(episode.frames)])
     return episode, checks.problems
 
 
