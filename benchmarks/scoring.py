@@ -1,14 +1,17 @@
-"""How many transitions per second the local metrics score, on one core, at real screen sizes.
+"""How many transitions per second the local metrics score, on one core, at real screen sizes; how long a report takes.
 
-    python -m benchmarks.scoring [--seconds 5] [--ocr] [--siglip FOLDER] [--dinov2 FOLDER]
+    python -m benchmarks.scoring [--seconds 5] [--ocr] [--siglip FOLDER] [--dinov2 FOLDER] [--report 20 100 200]
 
-One transition is a prediction and the copy of the previous screen, as `metrics.compare` scores them. Prints one JSON
-line per size and metric. Left out: judges (their speed is the endpoint's).
+One transition is a prediction, the copy of the previous screen and an empty one, as `metrics.compare` scores them. A
+report is that of three rows of so many tasks of 24 steps (25 screens, as many as a judge takes), built from nothing
+and, a second time, with nothing changed. Prints one JSON line per size and metric. Left out: judges (their speed is
+the endpoint's).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -19,6 +22,8 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from tests.report import synthetic
+from workflow_scripts import report_run
 from workflow_scripts.scoring import metrics
 from workflow_scripts.scoring.features import FeatureModel, FeatureSettings, Kind
 
@@ -33,10 +38,32 @@ def main() -> None:
     parser.add_argument("--ocr", action="store_true", help="also read the text (needs rapidocr)")
     parser.add_argument("--siglip", metavar="FOLDER", help="weights for S_sig")
     parser.add_argument("--dinov2", metavar="FOLDER", help="weights for S_dino")
+    parser.add_argument(
+        "--report", metavar="TASKS", nargs="*", type=int, default=[20, 100, 200], help="sizes of reports"
+    )
     options = parser.parse_args()
+    for tasks in options.report:
+        _report(tasks)
     cv2.setNumThreads(1)
     for name, size in SIZES.items():
         _measure(name, size, options)
+
+
+def _report(tasks: int, steps: int = 24) -> None:
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
+        rows = synthetic.make(Path(name), tasks, steps)
+        seconds = []
+        for _ in ("new", "again"):
+            started = time.perf_counter()
+            for row in rows:
+                report_run.row(row, synthetic.SCORES)
+            report_run.index(rows, synthetic.SCORES, synthetic.TABLES)
+            seconds.append(round(time.perf_counter() - started, 2))
+        pages = list(report_run.REPORT.rglob("*.html"))
+        size = {"megabytes": round(sum(page.stat().st_size for page in pages) / 1e6, 1)}
+        index = {"index_kilobytes": round((report_run.REPORT / "index.html").stat().st_size / 1e3, 1)}
+        line = {"report": f"{len(rows)} rows × {tasks} tasks × {steps} steps", "pages": len(pages), **size, **index}
+    print(json.dumps({**line, "seconds": seconds[0], "seconds_unchanged": seconds[1]}, ensure_ascii=False), flush=True)
 
 
 def _measure(name: str, size: tuple[int, int] | None, options: argparse.Namespace) -> None:
@@ -90,7 +117,7 @@ def _rate(work: Callable[[], object], seconds: float) -> tuple[float, float]:
     """Runs per second of wall time, and milliseconds of CPU per run."""
     work()
     runs, wall, cpu = 0, time.perf_counter(), time.process_time()
-    while time.perf_counter() - wall < seconds:
+    while runs == 0 or time.perf_counter() - wall < seconds:
         work()
         runs += 1
     return runs / (time.perf_counter() - wall), 1000 * (time.process_time() - cpu) / runs

@@ -208,8 +208,8 @@ def test_pages_of_tasks_that_are_gone_are_removed_and_equal_pages_are_left_alone
 
 
 @pytest.mark.slow
-def test_two_hundred_tasks_of_25_steps_stay_light(chromium, tmp_path):
-    root = build(tmp_path, 200, 25)
+def test_two_hundred_tasks_of_25_screens_stay_light(chromium, tmp_path):
+    root = build(tmp_path, 200, 24)
     report = root / "results/report"
     assert (report / "index.html").stat().st_size < 150_000
     assert max(path.stat().st_size for path in report.rglob("*.html")) < 200_000
@@ -306,3 +306,10 @@ def test_the_policy_holds_where_escaping_would_fail(chromium, walk, tmp_path):
         assert page.locator(".step:not([hidden])" if "/" in name else "#episodes li").count() >= 1
         page.close()
         made.unlink()
+
+
+def test_snakemakes_own_report_holds_index_and_tables_with_captions(attacked):
+    Workflow(attacked).ok("--configfile", "run.json", "--report", "own.html")
+    page = (attacked / "own.html").read_text()
+    for words in ("Every two rows of the online track", "One line per model and setting", "the list of all episodes"):
+        assert words in page
