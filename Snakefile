@@ -5,6 +5,8 @@
 #   results/scores/{model}/{setting}/…                        local metrics and judges' verdicts per task, scores.json per row
 #   results/tables/{track}.{csv,parquet,md,tex}               one line per model × setting
 #   results/report/index.html                                 every step to look at; opens from disk
+#   results/train/{run}/…                                     iterations, log.csv, curves.png, evaluation.json
+#   results/export/{run}/…                                    the trained coder, ready to be served
 #   results/logs/…                                            one log per job that had something to say, progress.log
 #
 #   snakemake --cores 8 --config model=browser
@@ -19,6 +21,8 @@ include: "rules/shards.smk"
 include: "rules/checks.smk"
 include: "rules/score.smk"
 include: "rules/report.smk"
+include: "rules/train.smk"
+include: "rules/export.smk"
 
 
 localrules:

@@ -9,6 +9,7 @@ from workflow_scripts import config as configuration
 from workflow_scripts.failures import Failure, InvalidInput
 from workflow_scripts.run import Run
 from workflow_scripts.score_run import ScoreRun
+from workflow_scripts.train_run import TrainRun
 
 
 def refuse_bad_input(function, *arguments):
@@ -31,6 +32,7 @@ configfile: f"{DEFAULTS}/config/config.yaml"
 CONFIG = refuse_bad_input(configuration.load, config, MODELS)
 RUN = refuse_bad_input(Run, CONFIG, workflow)
 SCORING = refuse_bad_input(ScoreRun, RUN)
+TRAINING = refuse_bad_input(TrainRun, RUN)
 
 
 wildcard_constraints:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -27,6 +27,9 @@ from .slurm import Slurm
 from .tasks import Track
 from .worlds.registry import FAMILIES
 from .worlds.rows import WorldRow
+
+if TYPE_CHECKING:
+    from .train_rows import RunRow
 
 SOURCE = "config (config/*.yaml, --configfile, --config)"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
@@ -119,6 +122,8 @@ class Config(Strict):
     judge: Names = Field([], description="Judges that score, keys of `judges`; none: local metrics only.")
     judges: dict[str, JudgeRow] = Field({}, description="Judges by name.")
     metrics: Metrics = Field(Metrics.model_validate({}), description="What is measured without a judge.")
+    run: Names | None = Field(None, description="Training runs, keys of `runs`, for `train` and `export`.")
+    runs: dict[str, dict[str, Any]] = Field({}, description="Training runs by name; see docs/training.md.")
     models: dict[str, dict[str, Any]] = Field({}, description="World models by name; see docs/configuration.md.")
 
     @field_validator("shard")
@@ -158,6 +163,14 @@ class Config(Strict):
             raise _unknown_name("judge", name, self.judges)
         return self.judges[name]
 
+    def train_row(self, name: str) -> RunRow:
+        """The typed row of a training run. Raises InvalidInput."""
+        from .train_rows import RunRow  # which imports this module
+
+        if name not in self.runs:
+            raise _unknown_name("run", name, self.runs)
+        return validated(RunRow, self.runs[name], ("runs", name))
+
     def setting_row(self, name: str) -> Setting:
         """The typed row of a setting. Raises InvalidInput."""
         if name not in self.settings:
@@ -188,13 +201,14 @@ def load(raw: Mapping[str, Any], models: Mapping[str, Any]) -> Config:
         rows[name] = {**rows.get(name, {}), **row}
     merged["models"] = rows
     config = validated(Config, merged, ())
-    for key, names in (("models", config.models), ("settings", config.settings), ("planners", config.planners)):
+    named = {"models": config.models, "settings": config.settings, "planners": config.planners, "runs": config.runs}
+    for key, names in named.items():
         for name in names:
             if not NAME.fullmatch(name):
                 expected = "letters, digits, dot and underscore, beginning with a letter or digit"
                 fixed = re.sub(r"[^A-Za-z0-9._]+", "_", name).lstrip("._") or "name"
                 raise InvalidInput(SOURCE, f"{key}.{name}", expected, name, f"{fixed}: …")
-    for key, chosen in (("model", config.model), ("setting", config.setting)):
+    for key, chosen in (("model", config.model), ("setting", config.setting), ("run", config.run or [])):
         if len(set(chosen)) < len(chosen):
             raise InvalidInput(SOURCE, key, "each name once", chosen, f"{key}: {','.join(dict.fromkeys(chosen))}")
     return config
@@ -298,6 +312,11 @@ def schema() -> dict[str, Any]:
     for row in rows:
         whole["$defs"].update(row.pop("$defs", {}))
     whole["properties"]["models"]["additionalProperties"] = {"anyOf": rows}
+    from .train_rows import RunRow
+
+    run = RunRow.model_json_schema()
+    whole["$defs"].update(run.pop("$defs", {}))
+    whole["properties"]["runs"]["additionalProperties"] = run
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
 
 

@@ -15,8 +15,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from .coder.train.config import Phase
 from .config import Config, OpenAIPlanner, ReferencePlanner, Setting
 from .records import write_bytes
+from .train_rows import RunRow, WarmStart
 from .worlds.registry import FAMILIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -41,6 +43,10 @@ def page() -> bytes:
     parts += _table("A setting (`settings.NAME`)", Setting)
     parts += _table("A planner of recorded actions (`planners.NAME`)", ReferencePlanner)
     parts += _table("A planner behind an OpenAI-compatible endpoint (`planners.NAME`)", OpenAIPlanner)
+    parts.append("\n# Training runs\n\nA run under `runs:`, for `snakemake train` (docs/training.md).\n")
+    parts += _block("runs.NAME", RunRow)
+    parts += _table("`runs.NAME.warm_start`", WarmStart)
+    parts += _table("An entry of `runs.NAME.schedule`", Phase)
     parts.append("\n# World models\n\nA row of `config/models.yaml`, or of `models:` in your own file, by `family`.\n")
     for name, family in FAMILIES.items():
         parts += _table(f"`family: {name}`", family.row)

@@ -36,6 +36,7 @@ class Progress:
         steps_total, steps_done: predictions asked for, and those that lay there at the start.
         tasks_total, tasks_done: trajectories likewise.
         observe: where the work is done by other processes: says how many steps and tasks are done now.
+        note: what other stages have to say in the line; without steps it is the line.
     """
 
     log: Path
@@ -47,6 +48,7 @@ class Progress:
     model_failures: Counter[str] = field(default_factory=Counter)
     infrastructure: dict[str, FailedJob] = field(default_factory=dict)
     observe: Callable[[], tuple[int, int]] | None = None
+    note: Callable[[], str] = lambda: ""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,10 +61,11 @@ class Progress:
 
     def start(self) -> None:
         """Begins to report."""
-        self.event(
-            f"run begins: {self.steps_total - self.steps_done} of {self.steps_total} steps and "
+        steps = (
+            f"{self.steps_total - self.steps_done} of {self.steps_total} steps and "
             f"{self.tasks_total - self.tasks_done} of {self.tasks_total} tasks to do"
         )
+        self.event(f"run begins: {steps if self.steps_total else self.note() or steps}")
         self._thread.start()
 
     def stop(self) -> None:
@@ -110,6 +113,7 @@ class Progress:
 
     def line(self) -> str:
         """The state in one line."""
+        note = self.note()
         with self._lock:
             done = self.steps_done - self._at_start
             elapsed = time.monotonic() - self._begun
@@ -121,6 +125,7 @@ class Progress:
                 f"tasks {self.tasks_done}/{self.tasks_total}",
                 f"{rate:.2f} steps/s" if rate >= 0.1 else f"{rate * 60:.2f} steps/min",
             ]
+            parts = [note, *(parts if self.steps_total else [])] if note else parts
             if left and rate:
                 parts.append(f"about {duration(left / rate)} left")
             if self.model_failures:

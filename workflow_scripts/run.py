@@ -63,6 +63,9 @@ class Run:
         self.progress: Progress | None = None
         self.checks: list[Callable[[set[str]], list[str]]] = []
         """Preflights of other stages: called with the names of the rules that are going to run."""
+        self.summaries: list[Callable[[set[str]], list[str]]] = []
+        """What other stages have to say at the end and in the progress line: called with the rules that run."""
+        self._planned: set[str] = set()
         self.locks = TargetLocks(".snakemake/guiloop.locks")
         self._stale: dict[Path, int | None] = {}
         self._found: dict[Path, int | None] = {}
@@ -264,10 +267,11 @@ class Run:
         cores = self.config.slurm.job(self._shard_kind(w.model)).cpus or 1
         command = shard.inner_command(str(self.workflow.main_snakefile), str(self.workflow.basedir), cores)
 
-        def stopping() -> bool:
-            return self.workflow.scheduler._user_kill is not None
+        self.job(output[0], log[0], lambda: shard.main(part, self.config, command, Path(output[0]), self.stopping))
 
-        self.job(output[0], log[0], lambda: shard.main(part, self.config, command, Path(output[0]), stopping))
+    def stopping(self) -> bool:
+        """Whether this process was told to end and waits for its jobs."""
+        return self.workflow.scheduler._user_kill is not None
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -323,7 +327,8 @@ class Run:
     def start(self) -> None:
         """Refuses what cannot succeed, before anything is spent. Raises InvalidInput or InfrastructureFailure."""
         jobs = list(self.workflow.dag.needrun_jobs())
-        if {job.rule.name for job in jobs} <= CHECK_RULES:
+        self._planned = {job.rule.name for job in jobs}
+        if self._planned <= CHECK_RULES:
             return
         write_bytes(LOGS / ".writable", b"")  # a full or read-only results folder shows here, not after an hour
         self.locks.acquire(sorted({_lock_name(str(file)) for job in jobs for file in job.output}))
@@ -347,7 +352,7 @@ class Run:
         estimates = [(row, self._estimate(row)) for row in self.rows if id(row) in work]
         problems += preflight.machine_faults(sum(item.bytes for _, item in estimates), ROLLOUTS)
         for check in self.checks:
-            problems += check({job.rule.name for job in jobs})
+            problems += check(self._planned)
         if problems:
             listed = "\n  - ".join(dict.fromkeys(problems))
             raise InfrastructureFailure("preflight", f"this run cannot succeed here:\n  - {listed}")
@@ -359,13 +364,15 @@ class Run:
         steps = sum(task.step_budget for row in self.rows for task in row.tasks)
         tasks = sum(len(row.tasks) for row in self.rows)
         steps, tasks = max(steps, names["predict"]), max(tasks, names["trajectory"])
+        if self._only_other_stages():
+            steps = tasks = 0
         name = f"progress_{self.config.shard.replace('/', '_of_')}.log" if self.config.shard else "progress.log"
         done = steps - names["predict"], tasks - names["trajectory"]
         observe = shard.ShardProgress(parts, *done) if parts else None
         done = observe() if observe else done
         if observe and self._submits():
             observe.look_around = self._say_what_is_stuck
-        self.progress = Progress(LOGS / name, steps, done[0], tasks, done[1], observe=observe)
+        self.progress = Progress(LOGS / name, steps, done[0], tasks, done[1], observe=observe, note=self._note)
         for model in {part.model for part in parts}:
             if ids := self._running_shards(model):
                 self.rows.notes.append(
@@ -416,7 +423,7 @@ class Run:
             if reason := slurm.refusal(self.config.slurm.resources(kind)):
                 problems.append(f"SLURM refuses {kind} jobs: {reason}; see slurm.{kind} of the configuration")
         for check in self.checks:
-            problems += check({"measure", "judge"})
+            problems += check({"measure", "judge", *(["update"] if self.config.run else [])})
         problems += preflight.machine_faults(sum(self._estimate(row).bytes for row in self.rows), ROLLOUTS)
         problems = list(dict.fromkeys(problems)) or preflight.endpoint_faults(self.config, list(self.rows))
         print(
@@ -489,8 +496,9 @@ class Run:
 
     def summary(self, success: bool) -> str:
         """What there is per row, which targets stopped on infrastructure, and the command that goes on."""
-        lines = []
-        for row in self.rows:
+        lines = self._other_stages()
+        rows = [] if self._only_other_stages() else list(self.rows)
+        for row in rows:
             ends: Counter[str] = Counter()
             for task in row.tasks:
                 path = row.folder / task.task_id / "trajectory.json"
@@ -504,7 +512,7 @@ class Run:
             lines.append(f"{label}: {sum(ends.values())} of {len(row.tasks)} tasks complete ({counts})")
             if success:
                 lines.append(f"  results: {row.folder}/rollout_results.json")
-        lines += [line for row in self.rows for part in self._open_shards(row) for line in part.trouble()]
+        lines += [line for row in rows for part in self._open_shards(row) for line in part.trouble()]
         failed = list(self.progress.infrastructure.values()) if self.progress else []
         if failed:
             lines.append(f"{len(failed)} targets stopped on infrastructure; everything else is kept:")
@@ -512,10 +520,20 @@ class Run:
             if len(failed) > 20:
                 lines.append(f"  … and {len(failed) - 20} more, see {LOGS}/progress.log")
         if self.config.shard is None:
-            lines += [f"  {line}" for row in self.rows if (line := estimate.compared(row))]
+            lines += [f"  {line}" for row in rows if (line := estimate.compared(row))]
         if not success:
             lines.append(f"Logs: {LOGS}/. To go on where this run stopped, repeat the command:\n  {command()}")
         return "\n".join(lines)
+
+    def _other_stages(self) -> list[str]:
+        return [line for say in self.summaries for line in say(self._planned)]
+
+    def _only_other_stages(self) -> bool:
+        """Whether this invocation makes nothing of a rollout, so that rows have no place in what it says."""
+        return bool(self._other_stages()) and not self._planned & {*STEP_RULES, *READING_RULES, "shard"}
+
+    def _note(self) -> str:
+        return "  ".join(line for line in self._other_stages() if not line.startswith(" "))
 
 
 def _no_chatter(record: logging.LogRecord) -> bool:
@@ -532,8 +550,8 @@ def command() -> str:
 
 
 def _lock_name(file: str) -> str:
-    """What is locked for an output: a rollout's whole task, all shards of a model at once, else the file itself."""
+    """What is locked for an output: a rollout's whole task, a model's shards, a training run, else the file itself."""
     parts = Path(file).parts
-    if parts[:2] == shard.SHARDS.parts:
+    if parts[:2] in (shard.SHARDS.parts, ("results", "train")):  # a training run has one writer at a time
         return "/".join(parts[:3])
     return "/".join(parts[:5]) if parts[:2] == ROLLOUTS.parts and len(parts) > 5 else file
