@@ -19,7 +19,6 @@ import numpy as np
 
 from ...failures import ModelFailure
 from .libraries import torch, transformers
-from .losses import token_log_probs
 from .model import Encoded, Policy
 from .rows import ImageStore
 
@@ -161,9 +160,8 @@ class _Draw(transformers.LogitsProcessor):  # type: ignore[misc]
         point = self.uniform[:, position : position + 1] * cumulated[:, -1:]
         # The first token whose cumulated probability exceeds the point; a forbidden one adds nothing and is never it.
         drawn = torch.searchsorted(cumulated, point, right=True).clamp(max=scores.shape[-1] - 1)
-        log_probs, _ = token_log_probs(scores, drawn[:, 0], self.temperature, self.policy.forbidden)
         self.tokens.append(drawn[:, 0])
-        self.log_probs.append(log_probs)
+        self.log_probs.append(scaled.gather(-1, drawn)[:, 0] - scaled.logsumexp(-1))  # as losses.token_log_probs
         # A row at its own limit is ended, so that `generate` stops when all are.
         given = torch.where(self.limit > position, drawn[:, 0], self.policy.ends[0])
         return torch.full_like(scores, float("-inf")).scatter_(-1, given[:, None], 0.0)
