@@ -1,6 +1,6 @@
 # Questions before a run, answered in seconds and without making anything: what this node lacks, what a run will take.
-#   snakemake --cores 1 preflight --config model=flux2 planner=openai
-#   snakemake --cores 1 plan --config model=flux2 shards=8
+#   snakemake preflight --config model=flux2 planner=openai
+#   snakemake plan --config model=flux2 shards=8
 localrules:
     preflight,
     plan,
