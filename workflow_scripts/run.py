@@ -46,6 +46,8 @@ LOGS = Path("results/logs")
 STEP_RULES = ("act", "predict", "trajectory")
 READING_RULES = ("rollout_results", "measure", "judge")
 """Rules whose inputs are trajectories, and which decide by content whether they must run."""
+CONTENT_RULES = (*READING_RULES, "update", "collect", "episode")
+"""Rules that run for what is missing or stale by content, never because they were planned with other inputs before."""
 CHECK_RULES = {"preflight", "plan"}
 STEP_FILES = ("action.json", "prediction.json", "trajectory.json")
 
@@ -102,7 +104,7 @@ class Run:
         """The row's trajectories, or the manifests of the shard jobs that are going to make them."""
         row = self.rows.get(w.model, w.setting)
         files = [str(row.folder / task.task_id / "trajectory.json") for task in row.tasks]
-        self._trust_content()
+        self.trust_content()
         shards = [str(part.manifest) for part in self._open_shards(row)]
         if shards or self.config.shards is not None:
             self._refuse_forced_steps()
@@ -228,16 +230,17 @@ class Run:
                 "shards=null, or delete the files that are to be made again",
             )
 
-    def _trust_content(self) -> None:
-        """Keeps Snakemake from rerunning what reads trajectories because a run with other shards recorded other inputs.
+    def trust_content(self) -> None:
+        """Keeps Snakemake from rerunning CONTENT_RULES because an earlier run recorded other inputs.
 
-        With shards these jobs wait for manifests, without them for trajectories; what holds is decided by content.
+        With shards what reads trajectories waits for manifests, without them for trajectories; an update waits for the
+        one before only where that is not done. What holds is decided by content.
         """
         persistence = self.workflow.persistence
         changed = type(persistence).input_changed
 
         def input_changed(job: Any, file: Any = None) -> Any:
-            return [] if job.rule.name in READING_RULES else changed(persistence, job, file)
+            return [] if job.rule.name in CONTENT_RULES else changed(persistence, job, file)
 
         persistence.input_changed = input_changed
 

@@ -79,6 +79,7 @@ class TrainRun:
     def before(self, w: Any) -> Any:
         """Inputs of update and collect: the job before this one; none where its iterations are finished."""
         row, iteration = self._iteration(w)
+        self.run.trust_content()
         before = row.end_before(iteration)
         if before is None:
             return self._beginning(w.run)
@@ -89,6 +90,7 @@ class TrainRun:
         _, iteration = self._iteration(w)
         if iteration == 0:
             raise InvalidInput("target", w.run, "an iteration from 1 on (0 has no episodes)", 0, "iteration_00001")
+        self.run.trust_content()
         return self._unless_finished(w.run, iteration - 1)
 
     def base_of_warm_start(self, w: Any) -> list[str]:
