@@ -201,8 +201,8 @@ def load(raw: Mapping[str, Any], models: Mapping[str, Any]) -> Config:
         rows[name] = {**rows.get(name, {}), **row}
     merged["models"] = rows
     config = validated(Config, merged, ())
-    named = {"models": config.models, "settings": config.settings, "planners": config.planners, "runs": config.runs}
-    for key, names in named.items():
+    for key in ("models", "settings", "planners", "judges", "runs"):
+        names: Mapping[str, Any] = getattr(config, key)
         for name in names:
             if not NAME.fullmatch(name):
                 expected = "letters, digits, dot and underscore, beginning with a letter or digit"

@@ -46,7 +46,8 @@ def test_every_rule_has_a_module_of_its_name():
         for name in re.findall(r"^(?:rule|checkpoint) (\w+):", path.read_text(), re.MULTILINE)
     }
     package = REPOSITORY / "workflow_scripts"
-    modules = {path.stem for path in package.rglob("*.py")} | {path.parent.name for path in package.rglob("__init__.py")}
+    modules = {path.stem for path in package.rglob("*.py")}
+    modules |= {path.parent.name for path in package.rglob("__init__.py")}
     # One call of what `judge` makes, and one row's pages of what `report` makes: each lives with it.
     assert names - modules <= {"judge_call", "report_row"}
 
