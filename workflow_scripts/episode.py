@@ -2,8 +2,8 @@
 
     python -m workflow_scripts.episode results/train/NAME --iteration 2 --group 4 --member 1
 
-Its seeds are its own, so it says what it said before, to the last bit of a token's log-prob: rows of a batch share
-arithmetic, and one row alone may round otherwise. An update that was made from the old file is not made again.
+Its seeds are its own, so it says what it said before: on a CPU to the last bit, because its wave is played again as one
+batch; on a GPU up to rounding. An update that was made from the old file is not made again.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ from .update import environment_maker
 
 
 def main(folder: Path, iteration: int, group: int, member: int) -> str:
-    """Plays the episode where its file is missing; returns a summary. Other files of its group are left alone."""
+    """Plays the episode if its file is missing, and what else is missing of its wave; returns a summary."""
     from .coder.train import trainer
     from .coder.train.episodes import episode_path
-    from .coder.train.schedule import plan
+    from .coder.train.schedule import waves
 
     _, row = resolved(folder)
     config = row.train(folder)
-    mine = [found for found in plan(config, iteration).groups if found.number == group]
-    if not mine or member >= config.episodes.group_size:
-        numbers = [found.number for found in plan(config, iteration).groups]
+    places = {found.number: (wave, found) for wave, part in enumerate(waves(config, iteration)) for found in part}
+    if group not in places or member >= config.episodes.group_size:
+        numbers = list(places)
         expected = f"a group of {numbers[0]} … {numbers[-1]} and a member of 0 … {config.episodes.group_size - 1}"
         fix = f"group_{numbers[0]:05d}_member_00.json"
         raise InvalidInput("target", f"iteration {iteration}", expected, f"group {group}, member {member}", fix)
     run = trainer.open_run(folder, config, iteration=iteration - 1)
-    trainer.collect_iteration(run, iteration, environment_maker(folder), mine)
-    record = read_json(episode_path(run.path(iteration), mine[0], member))
+    wave, plan = places[group]
+    trainer.collect_iteration(run, iteration, environment_maker(folder, row), [wave])
+    record = read_json(episode_path(run.path(iteration), plan, member))
     return f"{len(record['rewards'])} drafts, reward {record['rewards'][-1]:.4f}"
 
 

@@ -8,9 +8,9 @@ single-turn episode, so one set of episodes gives both: single-turn is the first
 best draft of an episode is given beside it. A task's repeats are averaged, differences are taken task by task, and
 intervals are bootstrapped over tasks (scoring/aggregate.py).
 
-Beside the trained reward stands an independent score, the eight-part reward of coder/original.py (no Design2Code: that
-code's blocks need colour renders that are not made here). A reward that rises while the independent score does not is
-marked `reward_alone`.
+Beside the trained reward stands an independent score, the eight-part reward of coder/original.py (or ours, where that
+one was trained on; Design2Code's own metrics are left out: their blocks need colour renders that are not made here). A
+reward that rises while the independent score does not is marked `reward_alone`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(folder: Path) -> str:
     from .update import environment_maker
 
     name, row = resolved(folder)
-    config, make = row.train(folder), environment_maker(folder)
+    config, make = row.train(folder), environment_maker(folder, row)
     iterations = chosen(folder, row)
     episodes: dict[str, list[dict[str, Any]]] = {}
     for number in sorted(set(iterations.values())):
@@ -62,7 +62,7 @@ def main(folder: Path) -> str:
         del run
     independent = {}
     if row.evaluation.independent:
-        by_folder = {id(records): independent_scores(records) for records in episodes.values()}
+        by_folder = {id(records): independent_scores(records, row.reward) for records in episodes.values()}
         independent = {policy: by_folder[id(records)] for policy, records in episodes.items()}
     seed = seed_of("bootstrap", row.evaluation.seed)
     record = {
@@ -74,6 +74,7 @@ def main(folder: Path) -> str:
         "iterations": iterations,
         "pages": {"split": "heldout", "per_level": row.evaluation.pages, "repeats": row.evaluation.repeats},
         "sampling": {"temperature": row.sampling.temperature},
+        "rewards": {"trained": row.reward, "independent": "original" if row.reward == "visible" else "visible"},
         **compare(episodes, independent, seed),
     }
     write_json(folder / "evaluation.json", record)
@@ -170,12 +171,12 @@ def summary(records: Iterable[Episode]) -> dict[str, Any]:
     return values
 
 
-def independent_scores(records: Sequence[Episode]) -> list[tuple[float, float]]:
-    """The eight-part reward of each episode's first and last draft. Raises InfrastructureFailure."""
+def independent_scores(records: Sequence[Episode], trained: str) -> list[tuple[float, float]]:
+    """Each episode's first and last draft under the reward that was not trained on. Raises InfrastructureFailure."""
     from .coder.pages import procedural_task
-    from .coder.scorers import OriginalScorer
+    from .coder.scorers import make_scorer
 
-    scorer = OriginalScorer()
+    scorer = make_scorer("original" if trained == "visible" else "visible")
 
     def score(record: Episode) -> tuple[float, float]:
         if worker.stopping():

@@ -47,7 +47,7 @@ class Evaluation(Strict):
     pages: int = Field(20, ge=2, description="Held-out pages of each level.")
     repeats: int = Field(2, ge=2, description="Episodes of each page.")
     seed: int = Field(0, ge=0, description="Of the sampled tokens and the bootstrap; the same for every checkpoint.")
-    independent: bool = Field(True, description="Also score first and last drafts with the eight-part reward.")
+    independent: bool = Field(True, description="Also score first and last drafts with the other reward.")
     every: int | None = Field(
         None, ge=1, description="Iterations between looks at validation pages, which choose the best checkpoint."
     )
@@ -57,6 +57,9 @@ class Evaluation(Strict):
 class RunRow(TrainConfig):
     """A training run (`runs.NAME`)."""
 
+    reward: Literal["visible", "original"] = Field(
+        "visible", description="What a draft is worth: what can be seen, or the eight-part reward, for comparison."
+    )
     iterations_per_job: int = Field(10, ge=1, description="Iterations of one job: the base model is loaded once.")
     collectors: int = Field(0, ge=0, le=64, description="Further jobs, on other devices, that play episodes as well.")
     warm_start: WarmStart | None = Field(None, description="Supervised steps before the first update; null: none.")
@@ -173,6 +176,10 @@ def refuse_other(name: str, row: RunRow, folder: Path) -> None:
     except (OSError, ValueError, KeyError) as error:
         fix = f"delete {path} and run again: the iteration is made again"
         raise InvalidInput(str(path), "checkpoint", "a record of a finished iteration", str(error), fix) from error
+    environment = folder / "environment.json"
+    if environment.is_file() and (reward := read_json(environment)["reward"]) != row.reward:
+        expected = f"the reward that {folder} was trained with"
+        raise InvalidInput("config", f"runs.{name}.reward", expected, row.reward, f"reward: {reward}")
     if found != row.train(folder).identity():
         there = folder / RESOLVED
         changed = _changed(row, there)

@@ -16,12 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import ancient
-
 from . import train_rows, worker
 from .failures import InfrastructureFailure, InvalidInput
-from .identity import digest, file_digest
-from .records import read_json
+from .identity import digest
 from .run import Run
 from .train_rows import EXPORT, MANIFEST, TRAIN, RunRow, finished, iteration_folder
 
@@ -76,7 +73,7 @@ class TrainRun:
     def export_targets(self) -> list[str]:
         return [str(EXPORT / name / "README.md") for name in self.names]
 
-    def before(self, w: Any) -> Any:
+    def before(self, w: Any) -> list[str]:
         """Inputs of update and collect: the job before this one; none where its iterations are finished."""
         row, iteration = self._iteration(w)
         self.run.trust_content()
@@ -85,7 +82,7 @@ class TrainRun:
             return self._beginning(w.run)
         return self._unless_finished(w.run, before)
 
-    def before_episode(self, w: Any) -> Any:
+    def before_episode(self, w: Any) -> list[str]:
         """Input of episode: the state before its iteration."""
         _, iteration = self._iteration(w)
         if iteration == 0:
@@ -96,11 +93,9 @@ class TrainRun:
     def base_of_warm_start(self, w: Any) -> list[str]:
         return self._base(self.row(w.run))
 
-    def last(self, w: Any) -> Any:
-        """Input of evaluate, curves and export: the end of the run; ignored by file time while its content holds."""
-        folder, row = TRAIN / w.run, self.row(w.run)
-        path = iteration_folder(folder, row.total) / MANIFEST
-        return ancient(str(path)) if self._evaluated(w.run) else str(path)
+    def last(self, w: Any) -> str:
+        """Input of evaluate, curves and export: the end of the run."""
+        return str(iteration_folder(TRAIN / w.run, self.row(w.run).total) / MANIFEST)
 
     def update_identity(self, w: Any) -> str:
         """Of the job's own iterations: a schedule that grows changes nothing behind it."""
@@ -109,7 +104,8 @@ class TrainRun:
         row, iteration = self._iteration(w)
         config = row.train(TRAIN / w.run)
         plans = [plan(config, i) for i in range((row.end_before(iteration) or 0) + 1, iteration + 1)]
-        return digest([config.identity(), [[p.phase, p.roles, [[g.task_id, g.seed] for g in p.groups]] for p in plans]])
+        phases = [[p.phase, p.roles, [[g.task_id, g.seed] for g in p.groups]] for p in plans]
+        return digest([config.identity(), row.reward, phases])
 
     def warm_start_identity(self, w: Any) -> str:
         return self._warm_row(w.run).warm_start_identity()
@@ -244,24 +240,12 @@ class TrainRun:
         if (iteration_folder(TRAIN / name, 0) / MANIFEST).is_file():
             return []
         if row.warm_start is not None:
-            path = TRAIN / name / "warm_start" / "log.json"
-            return [ancient(str(path)) if path.is_file() else str(path)]
+            return [str(TRAIN / name / "warm_start" / "log.json")]
         return self._base(row)
 
     def _base(self, row: RunRow) -> list[str]:
         parts = Path(row.model.base).parts
         if len(parts) == 5 and parts[:2] == TRAIN.parts and parts[3:] == ("warm_start", "base"):
             self._warm_row(parts[2])
-            path = TRAIN / parts[2] / "warm_start" / "log.json"
-            return [ancient(str(path)) if path.is_file() else str(path)]
+            return [str(TRAIN / parts[2] / "warm_start" / "log.json")]
         return []
-
-    def _evaluated(self, name: str) -> bool:
-        """Whether evaluation.json is of the run's last iteration."""
-        folder = TRAIN / name
-        path = iteration_folder(folder, self.row(name).total) / MANIFEST
-        try:
-            inputs = read_json(folder / "evaluation.json")["inputs"]
-        except (OSError, ValueError, KeyError):
-            return False
-        return path.is_file() and bool(inputs.get("last") == file_digest(path))

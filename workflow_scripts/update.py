@@ -56,15 +56,15 @@ def _stop_here() -> None:
         raise worker.Stopped("was told to end")
 
 
-def environment_maker(folder: Path) -> Callable[[], Coached]:
+def environment_maker(folder: Path, row: RunRow) -> Callable[[], Coached]:
     """Makes environments that share one scorer, hence one browser pool and one store of references.
 
     Raises InvalidInput if the run's rewards so far were made by another reward or renderer.
     """
     from .coder.environment import Environment
-    from .coder.scorers import VisibleScorer
+    from .coder.scorers import make_scorer
 
-    scorer = VisibleScorer()
+    scorer = make_scorer(row.reward)
     here = Environment(scorer=scorer).record()
     path = folder / "environment.json"
     if not path.is_file():
@@ -84,7 +84,7 @@ def main(folder: Path, until: int) -> str:
     locks = TargetLocks(folder / ".lock")
     locks.acquire([f"update of {name}"])
     config = row.train(folder)
-    make = environment_maker(folder)
+    make = environment_maker(folder, row)
     start = max((i for i in finished(folder) if i <= until), default=None)
     warm = folder / "warm_start" if row.warm_start is not None and row.warm_start.mode == "lora" else None
     run = trainer.open_run(folder, config, iteration=start, warm_start=warm)
