@@ -94,7 +94,8 @@ class Workflow:
             return {}
         table = output.split("Job stats:")[1].split("total")[0].splitlines()
         rows = [line.split() for line in table]
-        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit() and row[0] != "all"}
+        targets = ("all", "rollouts", "trajectories", "scores")
+        return {row[0]: int(row[1]) for row in rows if len(row) == 2 and row[1].isdigit() and row[0] not in targets}
 
     def json(self, path: str) -> Any:
         return json.loads((self.directory / path).read_text())

@@ -17,7 +17,8 @@ from ..failures import InfrastructureFailure
 from ..tasks import Task
 
 MAX_FRAMES = 25
-"""Most frames of one episode that GUI-CC's judge takes, the first screen included."""
+"""Most frames of one episode that GUI-CC's judge takes, the first screen included. A longer one can be measured, not
+judged: `gui_cc_import` and judge calls refuse it, `build` does not."""
 FAILURE_CLASSES = ("model", "infrastructure")
 
 
@@ -211,8 +212,6 @@ class _Checks:
         if len(actions) > task.step_budget:
             message = f"{len(actions)} actions, the budget is {task.step_budget}"
             self.add("budget_exceeded", "trajectory", message)
-        if len(frames) > MAX_FRAMES:
-            self.add("too_many_frames", "trajectory", f"{len(frames)} frames, the judge takes {MAX_FRAMES}")
         if len(self.problems) > before:
             return None
         reason = str(record.get("end_reason") or ("terminated" if terminated else ""))

@@ -89,6 +89,9 @@ def _online_layout(folder: Path, tasks: Sequence[Task]) -> tuple[dict[str, Episo
         episode, found = build(folder, task, results[task.task_id], run_sha256)
         problems += found
         if episode is not None:
+            if len(episode.frames) > MAX_FRAMES:
+                message = f"{len(episode.frames)} frames, the judge takes {MAX_FRAMES}"
+                problems.append(Problem("too_many_frames", f"{path}: {task.task_id}: trajectory", message))
             episodes[task.task_id] = episode
     return episodes, problems
 
