@@ -88,12 +88,21 @@ def _online_layout(folder: Path, tasks: Sequence[Task]) -> tuple[dict[str, Episo
             continue
         episode, found = build(folder, task, results[task.task_id], run_sha256)
         problems += found
+        frames = _frame_count(results[task.task_id])
+        if frames > MAX_FRAMES:
+            message = f"{frames} frames, the judge takes {MAX_FRAMES}"
+            problems.append(Problem("too_many_frames", f"{path}: {task.task_id}: trajectory", message))
         if episode is not None:
-            if len(episode.frames) > MAX_FRAMES:
-                message = f"{len(episode.frames)} frames, the judge takes {MAX_FRAMES}"
-                problems.append(Problem("too_many_frames", f"{path}: {task.task_id}: trajectory", message))
             episodes[task.task_id] = episode
     return episodes, problems
+
+
+def _frame_count(record: Any) -> int:
+    """Frames of a rollout record: one per entry, and the final one unless a terminal action ended it."""
+    entries = record.get("trajectory") if isinstance(record, Mapping) else None
+    if not isinstance(entries, list) or not entries:
+        return 0
+    return len(entries) + (not (isinstance(entries[-1], Mapping) and entries[-1].get("terminated")))
 
 
 def _offline_layout(folder: Path, tasks: Sequence[Task]) -> tuple[dict[str, Episode], list[Problem]]:
