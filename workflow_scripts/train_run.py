@@ -206,7 +206,7 @@ class TrainRun:
 
     def summary(self, rules: set[str]) -> list[str]:
         """What there is of each run, where the invocation trained."""
-        lines = []
+        lines = ["results/coder/gallery.html"] if "gallery" in rules else []
         for name, row in self._rows.items():
             if not rules & (TRAIN_RULES | {"curves"}):
                 continue

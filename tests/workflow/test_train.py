@@ -227,10 +227,9 @@ def test_damage_is_named_before_anything_runs(trained: Workflow, tmp_path: Path)
 
 
 def test_two_thousand_iterations_are_planned_flat(workflow: Workflow) -> None:
-    runs = {
-        "long": {"schedule": [{"phase": "alternate", "iterations": 2000}], "iterations_per_job": 1, "collectors": 1}
-    }
-    (workflow.directory / "run.json").write_text(json.dumps({"run": "long", "runs": runs}))
+    schedule = [{"phase": "alternate", "iterations": 2000}]
+    row = {"schedule": schedule, "iterations_per_job": 1, "collectors": 1}
+    (workflow.directory / "run.json").write_text(json.dumps({"run": "long", "runs": {"long": row}}))
     planned = workflow.planned("train", "--configfile", "run.json")
     assert planned["update"] == planned["collect"] <= 240
     for number in (0, 1800):
