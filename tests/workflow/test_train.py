@@ -1,4 +1,4 @@
-"""Training as a workflow: a tiny real model on the CPU and a real browser, killed, stopped, resumed, evaluated, exported.
+"""Training as a workflow: a tiny real model and a real browser, killed, stopped, resumed, evaluated, exported.
 
 The same commands as a user's. Needs torch in the environment that runs snakemake (extra `train`).
 """
