@@ -524,6 +524,10 @@ class Run:
                 lines.append(f"  … and {len(failed) - 20} more, see {LOGS}/progress.log")
         if self.config.shard is None:
             lines += [f"  {line}" for row in rows if (line := estimate.compared(row))]
+        if success:
+            planned = {str(file) for job in self.workflow.dag.jobs for file in job.output}
+            shown = [f"results/tables/{track}.md" for track in ("online", "offline")] + ["results/report/index.html"]
+            lines += [f"Look at {path}" for path in shown if path in planned]
         if not success:
             lines.append(f"Logs: {LOGS}/. To go on where this run stopped, repeat the command:\n  {command()}")
         return "\n".join(lines)
