@@ -123,8 +123,9 @@ class Progress:
             parts = [
                 f"steps {self.steps_done}/{self.steps_total} ({share:.0f} %)",
                 f"tasks {self.tasks_done}/{self.tasks_total}",
-                f"{rate:.2f} steps/s" if rate >= 0.1 else f"{rate * 60:.2f} steps/min",
             ]
+            if done:
+                parts.append(f"{rate:.2f} steps/s" if rate >= 0.1 else f"{rate * 60:.2f} steps/min")
             parts = [note, *(parts if self.steps_total else [])] if note else parts
             if left and rate:
                 parts.append(f"about {duration(left / rate)} left")
