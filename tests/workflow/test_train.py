@@ -33,13 +33,14 @@ ENV = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 def configuration(**changes: Any) -> dict[str, Any]:
     run = {
         "model": {"base": "model", "dtype": "float32", "device": "cpu", "lora": {"rank": 2, "alpha": 4}},
-        "sampling": {"developer_tokens": 16, "critic_tokens": 6},
+        "sampling": {"developer_tokens": 16, "critic_tokens": 6, "batch_rows": 2},  # two waves an iteration
         "episodes": {"group_size": 2, "groups": 2, "turns": 2, "levels": ["easy"]},
         "credit": {"min_range": 0.0},
         "reward": "original",  # a random model's drafts are worth nothing under the other
         "update": {"learning_rate": 1e-2},
         "schedule": [{"phase": "combined", "iterations": 2}, {"phase": "developer", "iterations": 1}],
         "iterations_per_job": 2,
+        "collectors": 1,
         "evaluation": {"pages": 2, "repeats": 2, "every": 3, "validation_pages": 1},
     }
     return {"run": "tiny", "runs": {"tiny": {**run, **changes}}}
@@ -53,7 +54,8 @@ def written(directory: Path, **changes: Any) -> list[str]:
 def checkpoints(folder: Path) -> dict[str, bytes]:
     """Every file of the iterations but their timings and claims."""
     files = [path for path in sorted(folder.glob("iteration_*/**/*")) if path.is_file() and path.name != "timing.json"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files if not path.name.endswith(".tmp")}
+    kept = [path for path in files if path.suffix not in (".tmp", ".lock")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in kept}
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +101,7 @@ def test_a_disturbed_run_ends_with_the_bits_of_an_undisturbed_one(trained: Workf
     shutil.copy(trained.directory / RUN / "config.resolved.json", tmp_path / RUN)
     command = [sys.executable, "-m", "workflow_scripts.update", str(RUN), "--until", "3"]
     subprocess.run(command, cwd=tmp_path, env={**os.environ, **ENV, "PYTHONPATH": path()}, check=True, timeout=300)
+    assert list((trained.directory / RUN / "collectors").glob("*.json"))  # the other run shared its episodes out
     expected, found = checkpoints(tmp_path / RUN), checkpoints(trained.directory / RUN)
     assert found.keys() == expected.keys()
     assert [name for name in expected if found[name] != expected[name]] == []
