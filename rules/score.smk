@@ -105,6 +105,7 @@ rule tables:
             category="Tables",
             labels={"track": "{track}", "what": "rows in pairs"},
         ),
+        costs="results/tables/{track}_costs.csv",
         about="results/tables/{track}.json",
     log:
         "results/logs/tables/{track}.log",

@@ -346,12 +346,12 @@ class Run:
             expected = f"steps of {model} either in shards or one by one, not both in one run"
             raise InvalidInput("target", model, expected, "both", "shards=null, or leave the single steps out")
         rows = {id(row): row for row in (self.rows.get(j.wildcards.model, j.wildcards.setting) for j in rollouts)}
-        for row in [*rows.values(), *(row for part in parts for row in part.rows)]:
-            self._claim(row)
+        work = {id(row): row for row in [*rows.values(), *(row for part in parts for row in part.rows)]}
+        for row in work.values():
+            self._refuse_other_track(row)
         problems = self._refused_by_slurm(jobs) if self._submits() else []
         for row in rows.values():
             problems += preflight.local_faults(row)
-        work = {id(row): row for row in [*rows.values(), *(row for part in parts for row in part.rows)]}
         estimates = [(row, self._estimate(row)) for row in self.rows if id(row) in work]
         problems += preflight.machine_faults(sum(item.bytes for _, item in estimates), ROLLOUTS)
         for check in self.checks:
@@ -359,6 +359,8 @@ class Run:
         if problems:
             listed = "\n  - ".join(dict.fromkeys(problems))
             raise InfrastructureFailure("preflight", f"this run cannot succeed here:\n  - {listed}")
+        for row in work.values():
+            self._claim(row)
         if self.config.shard is None:
             for row, item in estimates:
                 estimate.save(item, row)
@@ -458,22 +460,25 @@ class Run:
             if reason
         ]
 
-    def _claim(self, row: Row) -> None:
+    def _refuse_other_track(self, row: Row) -> None:
         """A row's folder holds one track: refuses to overwrite recorded-action results with planned ones and back."""
         path = row.folder / "row.json"
-        mine = {"schema": 1, "record": "row", "track": row.track, "model": row.model, "setting": row.setting}
-        if not path.is_file():
-            write_json(path, mine)
-        elif (there := read_json(path)["track"]) != row.track:
-            planner = "reference" if there == "offline" else "openai"
+        if path.is_file() and (there := read_json(path)["track"]) != row.track:
+            setting = {"online": "agent", "offline": "nohist"}[row.track]
             raise InvalidInput(
                 str(path),
                 "planner",
                 f"a planner of the {there} track, whose results lie in {row.folder}",
                 f"{row.planner_name} ({row.track} track)",
-                f"planner: {planner}, or a setting of its own: "
-                f"settings: {{{row.track}: {{planner: {row.planner_name}}}}}",
+                f"--config setting={setting}, or another setting of your own with planner: {row.planner_name}",
             )
+
+    def _claim(self, row: Row) -> None:
+        """Notes which track a row's folder holds."""
+        path = row.folder / "row.json"
+        if not path.is_file():
+            mine = {"schema": 1, "record": "row", "track": row.track, "model": row.model, "setting": row.setting}
+            write_json(path, mine)
 
     def _tune_scheduler(self) -> None:
         logger.addFilter(_no_chatter)

@@ -2,7 +2,7 @@
 
 Columns keep their order: who, how many tasks, scope, failures; official metrics (× 100) of each judge; local metrics
 with what a copy of the last screen and an empty screen score on the same transitions, and the share of the way from
-copy to the true page that a model covers (``skill``); partial credit; costs. Repeats of a row (``seeds: n``) are
+copy to the true page that a model covers (``skill``); partial credit. Repeats of a row (``seeds: n``) are
 pooled: tasks are the clusters of the bootstrap. Pairs of models are compared on their common tasks in a table of their
 own.
 """
@@ -28,17 +28,23 @@ if TYPE_CHECKING:
 LOCAL_COLUMNS = ("change_aware", "changed_iou", "ssim", "ms_ssim", "edges", "text", "text_change", "stay")
 COMPARED = "change_aware"
 """Local metric that models are compared in pairs by, beside each judge's official ones."""
+PAIR_COLUMNS = ("a", "b", "metric", "a minus b", "low", "high", "p", "tasks", "left out")
 FORMATS = ("csv", "parquet", "md", "tex")
 
 
 def main(records: Sequence[Path], outputs: Mapping[str, Path]) -> str:
-    """Makes the tables of one track from its rows' scores.json; `outputs` names csv, parquet, md, tex, pairs, about."""
+    """Makes the tables of one track from its rows' scores.json.
+
+    `outputs` names csv, parquet, md, tex, pairs, costs, about.
+    """
     rows = [read_record(path) for path in records]
     pooled = pool(rows)
     lines = [line(repeats) for repeats in pooled.values()]
     pairs = compare(pooled)
     _write(lines, outputs)
-    _write_csv(pairs, outputs["pairs"])
+    _write_csv(pairs, outputs["pairs"], PAIR_COLUMNS)
+    spent = costs(pooled)
+    _write_csv(spent, outputs["costs"], list(spent[0]))
     about = {
         "schema": SCHEMA_VERSION,
         "record": "table",
@@ -98,10 +104,20 @@ def line(repeats: Sequence[dict[str, Any]]) -> dict[str, Any]:
         cells[f"partial credit {label}"] = _round(sum(credits) / len(credits))
         ends = [end for course in courses for end in course["first_failure"].values() if end is not None]
         cells[f"first failure {label}"] = _round(sum(ends) / len(ends)) if ends else None
-    total = [row["costs"]["total"] for row in repeats]
-    for key in ("calls", "input_tokens", "output_tokens", "seconds", "gpu_seconds"):
-        cells[key] = round(sum(cost[key] for cost in total), 1)
     return cells
+
+
+def costs(pooled: Mapping[tuple[str, str], Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """What each row cost, by part. A table of its own: times differ between equal results, scores must not."""
+    return [
+        {"model": model, "setting": setting, "part": part, **_sum([row["costs"][part] for row in repeats])}
+        for (model, setting), repeats in pooled.items()
+        for part in repeats[0]["costs"]
+    ]
+
+
+def _sum(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {key: round(sum(part[key] for part in parts), 1) for key in parts[0]}
 
 
 def values_of(repeats: Sequence[dict[str, Any]], metric: str, judge: str | None = None) -> dict[str, list[float]]:
@@ -189,11 +205,10 @@ def _write(lines: Sequence[Mapping[str, Any]], outputs: Mapping[str, Path]) -> N
     write_bytes(outputs["tex"], _latex(list(short.columns), texts).encode())
 
 
-def _write_csv(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+def _write_csv(lines: Sequence[Mapping[str, Any]], path: Path, columns: Sequence[str]) -> None:
     import pandas
 
-    columns = ["a", "b", "metric", "a minus b", "low", "high", "p", "tasks", "left out"]
-    write_bytes(path, pandas.DataFrame(lines, columns=columns).to_csv(index=False).encode())
+    write_bytes(path, pandas.DataFrame(lines, columns=list(columns)).to_csv(index=False).encode())
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

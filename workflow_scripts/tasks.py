@@ -256,6 +256,11 @@ def _offline(reader: _Reader, root: Path) -> Task:
     folder = image["image"].parent
     after = [folder / f"step_{step:03d}_after.png" for step in range(len(actions))]
     missing = [path for path in after if not path.is_file()]
+    for path in after if not missing else []:
+        if (size := _png_header(path)) != (image["width"], image["height"]):
+            shown = f"{size[0]}×{size[1]}" if size else "no PNG"
+            expected = f"a PNG of {image['width']}×{image['height']} at {path}, as large as the first screen"
+            raise reader.error("sample_id", expected, shown, f'"{task_id}"')
     if missing and len(missing) < len(after):
         found = f"{len(after) - len(missing)} of {len(after)}; {missing[0]} is missing"
         raise reader.error("sample_id", "a true screen after every action, or none at all", found, f'"{task_id}"')
@@ -332,13 +337,22 @@ def _image(reader: _Reader, root: Path, track: Track, task_id: str) -> dict[str,
         fix = f'"{track}_data/{task_id}/initial.png"'
         raise reader.error("initial_image", "a path inside the data folder", relative, fix)
     path = root / pure
-    key = "initial_image" if "initial_image" in reader.fields else _id_key(track)
+    key = "initial_image"
     try:
         data = path.read_bytes()
     except OSError as error:
         raise reader.error(key, f"a readable first screen at {path}", error.strerror or str(error), "…") from error
     width, height = _png_size(data, reader, key, path)
     return {"image": path, "width": width, "height": height, "image_sha256": bytes_digest(data)}
+
+
+def _png_header(path: Path) -> tuple[int, int] | None:
+    """Width and height from a PNG's first bytes (a set may hold gigabytes of pictures); None if it is none."""
+    with open(path, "rb") as stream:
+        head = stream.read(24)
+    if len(head) < 24 or head[:8] != b"\x89PNG\r\n\x1a\n":
+        return None
+    return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
 
 
 def _png_size(data: bytes, reader: _Reader, key: str, path: Path) -> tuple[int, int]:
@@ -381,7 +395,7 @@ def _is_budget(value: Any) -> bool:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").split("\n")
+        return path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise InvalidInput(f"{path}:{line}", "(encoding)", "UTF-8", error.reason, f"iconv -t UTF-8 {path}") from error
@@ -390,6 +404,7 @@ def _lines(path: Path) -> list[str]:
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair parses, and can be written nowhere
     except ValueError as error:
         raise InvalidInput(
             where, "(whole line)", "one JSON object", f"{error}: {line[:80]}", '{"task_id": …}'

@@ -44,7 +44,8 @@ def make(root: Path, tasks: int, steps: int, models: tuple[str, ...] = ("gworld"
         row_scores.main(row, [], [], "identity", folder, folder / "scores.json")
     TABLES.mkdir(parents=True, exist_ok=True)
     names = {name: TABLES / f"offline.{name}" for name in tables.FORMATS}
-    outputs = {**names, "pairs": TABLES / "offline_pairs.csv", "about": TABLES / "offline.json"}
+    outputs = {**names, "about": TABLES / "offline.json"}
+    outputs |= {name: TABLES / f"offline_{name}.csv" for name in ("pairs", "costs")}
     tables.main([SCORES / row.model / row.setting / "scores.json" for row in rows], outputs)
     return rows
 

@@ -82,6 +82,7 @@ def test_missing_field_duplicate_id_and_broken_lines(data):
     assert "line 1" in refused(data(online("a"), online("a")))
     assert "online_samples.jsonl:2" in refused(data(online("a"), "{"))
     assert "one JSON object" in refused(data("[1]"))
+    assert ":1:" in refused(data(json.dumps(online(instruction="\ud800"))))
 
 
 def test_empty_file_and_missing_track(data):
@@ -94,7 +95,7 @@ def test_images(data):
     image = path / "online_data/a/initial.png"
     whole = image.read_bytes()
     image.unlink()
-    assert ":1: task_id" in refused(path)
+    assert ":1: initial_image" in refused(path)
     image.write_bytes(whole[:-20])
     assert "a whole PNG" in refused(path)
     image.write_bytes(b"not a picture")
@@ -132,6 +133,8 @@ def test_true_screens_are_there_for_every_action_or_for_none(tmp_path):
     folder = path / "offline_data/s1"
     Image.new("RGB", (40, 60)).save(folder / "step_000_after.png")
     assert "1 of 2" in refused(path, "offline")
+    Image.new("RGB", (40, 61)).save(folder / "step_001_after.png")
+    assert "40×61" in refused(path, "offline")
     Image.new("RGB", (40, 60)).save(folder / "step_001_after.png")
     assert len(load_tasks(path, "offline")[0].true_images) == 3
 
