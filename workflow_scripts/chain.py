@@ -226,9 +226,12 @@ def results_hold(row: Row) -> bool:
 
 
 def clear(folder: Path, *names: str) -> None:
-    """Removes what an earlier run of a step left beside its record, so that no old picture outlives a new record."""
+    """Removes what an earlier run of a job left in its folder: no old picture outlives a new record, and nothing stays
+    of a file that a killed run was writing."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
+        for unfinished in folder.glob(f".{name}.*.tmp"):
+            unfinished.unlink(missing_ok=True)
 
 
 def _quiet(path: Path) -> dict[str, Any] | None:

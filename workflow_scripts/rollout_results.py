@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .chain import read_record
+from .chain import clear, read_record
 from .records import write_json
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def main(row: Row, output: Path) -> str:
     """Makes `output` (rollout_results.json): ``_RUN`` and one record per task, in file order."""
+    clear(output.parent, output.name)
     records = {task.task_id: read_record(row.folder / task.task_id / "trajectory.json") for task in row.tasks}
     write_json(output, {"_RUN": row.run, **records})
     failed = sum(record["failure_class"] == "model" for record in records.values())

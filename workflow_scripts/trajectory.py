@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .chain import (
+    clear,
     content_digest,
     picture,
     read_picture,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 def main(row: Row, task: Task, output: Path) -> str:
     """Makes `output` (trajectory.json) and final_frame.png; returns why the episode ended."""
     task_folder = output.parent
+    clear(task_folder, "trajectory.json", "final_frame.png")
     entries: list[dict[str, Any]] = []
     frames: list[dict[str, Any]] = []
     contents: list[str] = []

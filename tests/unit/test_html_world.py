@@ -251,6 +251,7 @@ def test_every_row_of_the_models_file_is_valid_and_every_field_described():
             shown[name] = row.shown.canvas
     assert shown == {
         "gpt55": "frame", "code2world": "1080x2400", "gworld": "360", "mobileworld": "frame", "chat_html": "frame",
+        "visual_coder": "frame",
     }  # fmt: skip
     assert [name for name, field in HtmlRow.model_fields.items() if name != "family" and not field.description] == []
 

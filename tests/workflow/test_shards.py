@@ -24,7 +24,7 @@ def test_shards_on_one_machine_make_the_same_files(workflow, tmp_path_factory):
     assert workflow.content() == whole.content()
     # More shards than tasks: none is empty.
     (workflow.directory / ROW / "t001/trajectory.json").unlink()
-    assert workflow.planned("rollouts", *config, "shards=99") == {"shard": 1, "rollout_results": 1, "rollouts": 1}
+    assert workflow.planned("rollouts", *config, "shards=99") == {"shard": 1, "rollout_results": 1}
     refused = workflow.refused("rollouts", "-n", "--forcerun", "predict", *config, "shards=2")
     assert "a run with shards plans whole shards" in refused
     assert "shard: null" in workflow.refused("rollouts", "-n", *config, "shards=2", "shard=1/2")
