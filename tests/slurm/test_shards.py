@@ -62,7 +62,7 @@ def two_shards_make_what_an_unsharded_run_makes(workflow):
     # A manifest that lies there hides no missing task.
     (workflow.directory / ROW / "t003/step_001/prediction.json").unlink()
     for shards in (2, 5):
-        one = {"shard": 1, "rollout_results": 1, "rollouts": 1}
+        one = {"shard": 1, "rollout_results": 1}
         assert workflow.planned(*workflow.config(shards=shards)) == one
     assert workflow.planned(*workflow.config(shards=None))["act"] == 1
 
