@@ -36,7 +36,7 @@ def snakemake(folder: Path, *arguments: str) -> tuple[float, float]:
     command = [sys.executable, "-m", "snakemake", "--cores", "2", "--snakefile", str(REPOSITORY / "Snakefile")]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
-    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "rollouts", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     wall = time.monotonic() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
